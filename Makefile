@@ -1,0 +1,37 @@
+# Every target makes the virtual environment itself when it is missing or older than what it is made from.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test test-numerics lint format bench clean help
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+demo: $(STAMP)  ## show what the operator does: table and figures, under two minutes
+	$(BIN)/polaformer demo
+
+test: $(STAMP)  ## style, types and the whole default test suite
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-numerics: $(STAMP)  ## the long numerical sweeps (about ten minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m numerics
+
+lint: $(STAMP)  ## ruff and mypy alone
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+format: $(STAMP)  ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+bench: $(STAMP)  ## time the operator against the published form and softmax
+	$(BIN)/polaformer bench op
+
+clean:  ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --constraint constraints.txt --editable ".[train]" --group dev
+	touch $@
