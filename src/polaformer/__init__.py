@@ -1,0 +1,48 @@
+"""Polarity-aware linear attention (PolaFormer, ICLR 2025).
+
+Importing this package is cheap: PyTorch and the parts of the library load when a name is first used (PEP 562).
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polaformer import analysis, attention, bench, ops
+    from polaformer.attention.layer import AttentionLayer, PolaAttention
+    from polaformer.ops.entropy import positive_sequence_entropy
+    from polaformer.ops.polarity import polarity_attention
+
+__version__ = "0.1.0"
+
+# Public name → the module that holds it.
+_PUBLIC = {
+    "polarity_attention": "polaformer.ops.polarity",
+    "positive_sequence_entropy": "polaformer.ops.entropy",
+    "AttentionLayer": "polaformer.attention.layer",
+    "PolaAttention": "polaformer.attention.layer",
+}
+_PACKAGES = ("ops", "attention", "analysis", "bench")
+
+__all__ = [
+    "AttentionLayer",
+    "PolaAttention",
+    "__version__",
+    "analysis",
+    "attention",
+    "bench",
+    "ops",
+    "polarity_attention",
+    "positive_sequence_entropy",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"polaformer.{name}")
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module 'polaformer' has no attribute {name!r}; it has {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

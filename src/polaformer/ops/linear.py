@@ -20,6 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polaformer.ops.precision import computing_dtype, without_autocast
+
 # Stands for the logarithm of zero: so far below the logarithm of any product of two floats that an absent channel never sets
 # the shift, and finite, so that 0 · FLOOR is 0.
 FLOOR = -1.0e6
@@ -52,14 +54,13 @@ class Signed(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Every key in sign-magnitude form with its features, and what the queries need of all of them together."""
+    """Every key in sign-magnitude form with its features, and their sum."""
 
     signed: Signed
     log_ratio: Tensor  # (B, H, M, D): log2(|k| / peak)
     weight: Tensor  # (B, H, M, D): (|k| / peak)^p
     features: Tensor  # (B, H, M, 2D): the same, split by sign
     log_peak: Tensor  # (B, H, 1, 2D): log2 peak, FLOOR where no key has that sign
-    state: Tensor  # (B, H, 2D, D): Σ features ⊗ v
     total: Tensor  # (B, H, 2D, 1): Σ features
 
 
@@ -72,6 +73,7 @@ class StreamGradients(NamedTuple):
     total: Tensor  # (B, H, 2D, 1)
 
 
+@without_autocast
 def forward(q: Tensor, k: Tensor, v: Tensor, power: Tensor, mask: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """Eq. 6 before the gate, and the denominators of its two streams.
 
@@ -80,28 +82,30 @@ def forward(q: Tensor, k: Tensor, v: Tensor, power: Tensor, mask: Tensor | None,
     """
     dtype, half = v.dtype, (v.shape[-1] + 1) // 2
     q, k, v, power = prepare(q, k, v, power, mask)
-    keys, queries = summarise(k, v, power), signed(q)
-    same, same_norm = attend(queries, keys, keys.state[..., :half], power, mask, eps)
-    opposite, opposite_norm = attend(queries.flipped(), keys, keys.state[..., half:], power, mask, eps)
+    keys, queries = key_features(k, power), signed(q)
+    state = keys.features.mT @ v  # (B, H, 2D, D)
+    same, same_norm = attend(queries, keys, state[..., :half], power, mask, eps)
+    opposite, opposite_norm = attend(queries.flipped(), keys, state[..., half:], power, mask, eps)
     return torch.cat([same, opposite], dim=-1).to(dtype), torch.cat([same_norm, opposite_norm], dim=-1)
 
 
+@without_autocast
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, power: Tensor, out: Tensor, norms: Tensor, mask: Tensor | None
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, power: Tensor, norms: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v and power in closed form; features are computed again rather than kept.
 
-    The shifts count as constants: the result does not depend on them. eps is already part of `norms`.
+    grad (B, H, N, D), norms (B, H, N, 2) as `forward` returned them, eps included. The shifts count as constants: the result
+    does not depend on them.
     """
     dtypes, half = (q.dtype, k.dtype, v.dtype, power.dtype), (v.shape[-1] + 1) // 2
     q, k, v, power = prepare(q, k, v, power, mask)
-    grad, out = grad.to(q.dtype), out.to(q.dtype)
-    keys, queries = summarise(k, v, power), signed(q)
+    grad = grad.to(q.dtype)
+    keys, queries = key_features(k, power), signed(q)
+    state = keys.features.mT @ v  # (B, H, 2D, D)
 
-    same = attend_backward(grad[..., :half], out[..., :half], norms[..., :1], queries, keys, keys.state[..., :half], power)
-    opposite = attend_backward(
-        grad[..., half:], out[..., half:], norms[..., 1:], queries.flipped(), keys, keys.state[..., half:], power
-    )
+    same = attend_backward(grad[..., :half], norms[..., :1], queries, keys, state[..., :half], power)
+    opposite = attend_backward(grad[..., half:], norms[..., 1:], queries.flipped(), keys, state[..., half:], power)
     grad_state = torch.cat([same.state, opposite.state], dim=-1)  # (B, H, 2D, D)
     grad_features = v @ grad_state.mT + (same.total + opposite.total).mT  # (B, H, M, 2D)
     exponent = keys.weight * keys.signed.gather(grad_features)  # (B, H, M, D): of p·log|k|
@@ -118,7 +122,7 @@ def prepare(
     q: Tensor, k: Tensor, v: Tensor, power: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The inputs in the computing dtype, masked keys and values zeroed, power as (H, 1, D)."""
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    dtype = computing_dtype(q)
     if mask is not None:
         absent = ~mask[:, None, :, None]
         k, v = k.masked_fill(absent, 0.0), v.masked_fill(absent, 0.0)
@@ -133,14 +137,13 @@ def signed(x: Tensor) -> Signed:
     return Signed((x.abs() + absent).log2() + FLOOR * absent, positive, negative)
 
 
-def summarise(k: Tensor, v: Tensor, power: Tensor) -> Keys:
-    """The keys' features, shifted so that the largest of each channel and sign is 1, and their sums."""
+def key_features(k: Tensor, power: Tensor) -> Keys:
+    """The keys' features, shifted so that the largest of each channel and sign is 1."""
     keys, log_peak = signed(k), signed(peaks(k)).log2
     log_ratio = keys.log2 - keys.gather(log_peak)
     weight = (power * log_ratio).exp2()
     features = keys.spread(weight)
-    total = features.sum(dim=-2, keepdim=True).mT
-    return Keys(keys, log_ratio, weight, features, log_peak, features.mT @ v, total)
+    return Keys(keys, log_ratio, weight, features, log_peak, features.sum(dim=-2, keepdim=True).mT)
 
 
 def peaks(k: Tensor) -> Tensor:
@@ -152,7 +155,7 @@ def peaks(k: Tensor) -> Tensor:
 
 
 def log_products(queries: Signed, keys: Keys) -> Tensor:
-    """log2(|q| · peak) of the stream that meets keys of the queries' sign, (B, H, N, D)."""
+    """log2(|q| · peak), peak that of the keys with the queries' sign, (B, H, N, D)."""
     return queries.log2 + queries.gather(keys.log_peak)
 
 
@@ -163,25 +166,35 @@ def query_weight(log_product: Tensor, power: Tensor) -> tuple[Tensor, Tensor]:
     return (exponent - shift).exp2(), shift
 
 
+def query_features(
+    queries: Signed, keys: Keys, power: Tensor, mask: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """The queries' features (B, H, N, 2D) for the keys of their own sign, and the denominators (B, H, N, 1)."""
+    weight, shift = query_weight(log_products(queries, keys), power)
+    features = queries.spread(weight)
+    return features, features @ keys.total + shifted_eps(eps, shift, keys, mask)
+
+
 def attend(
     queries: Signed, keys: Keys, state: Tensor, power: Tensor, mask: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
     """One stream: its output (B, H, N, E) and its denominators (B, H, N, 1), both zero where a query meets no key."""
-    weight, shift = query_weight(log_products(queries, keys), power)
-    features = queries.spread(weight)  # (B, H, N, 2D)
-    norm = features @ keys.total + shifted_eps(eps, shift, keys, mask)
+    features, norm = query_features(queries, keys, power, mask, eps)
     return (features @ state) * reciprocal(norm), norm
 
 
 def attend_backward(
-    grad: Tensor, out: Tensor, norm: Tensor, queries: Signed, keys: Keys, state: Tensor, power: Tensor
+    grad: Tensor, norm: Tensor, queries: Signed, keys: Keys, state: Tensor, power: Tensor
 ) -> StreamGradients:
-    """The derivative of `attend`: grad and out (B, H, N, E), norm (B, H, N, 1)."""
+    """The derivative of `attend`: grad (B, H, N, E), norm (B, H, N, 1)."""
     log_product = log_products(queries, keys)
     weight = query_weight(log_product, power)[0] * reciprocal(norm)
     features = queries.spread(weight)  # (B, H, N, 2D), rows divided by their denominators
-    slope = -(grad * out).sum(dim=-1, keepdim=True)  # (B, H, N, 1): what reaches the denominator
-    exponent = weight * queries.gather(grad @ state.mT + slope * keys.total.mT)  # (B, H, N, D)
+    numerator = weight * queries.gather(grad @ state.mT)  # (B, H, N, D)
+    # What reaches the denominator is −⟨grad, out⟩. Summed from the numerator's own terms, not from a rounded output, it
+    # cancels them as it should where attention is sharp.
+    slope = -numerator.sum(dim=-1, keepdim=True)
+    exponent = numerator + slope * (weight * queries.gather(keys.total.mT))
     through_power = LN2 * sum_to_power(exponent * log_product)
     return StreamGradients(exponent, through_power, features.mT @ grad, features.mT @ slope)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from polaformer.ops import linear, reference
+from polaformer.ops.precision import computing_dtype
 
 BACKENDS = ("auto", "torch", "reference")
 
@@ -50,7 +51,7 @@ def polarity_attention(
         return reference.polarity_attention(q, k, v, power, mask=mask, eps=eps)
     # An exported program holds plain ATen operations, so that it runs where this library is not installed.
     if torch.compiler.is_exporting():
-        return _without_autocast(linear.forward, q, k, v, power, mask, eps)[0]
+        return linear.forward(q, k, v, power, mask, eps)[0]
     return _forward(q, k, v, power, mask, float(eps))[0]
 
 
@@ -58,41 +59,41 @@ def polarity_attention(
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, power: Tensor, mask: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
-    return _without_autocast(linear.forward, q, k, v, power, mask, eps)
+    return linear.forward(q, k, v, power, mask, eps)
 
 
 @_forward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, power: Tensor, mask: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    return v.new_empty(q.shape), q.new_empty((*q.shape[:3], 2), dtype=_computing_dtype(q))
+    return v.new_empty(q.shape), q.new_empty((*q.shape[:3], 2), dtype=computing_dtype(q))
 
 
 @torch.library.custom_op("polaformer::polarity_attention_backward", mutates_args=())
 def _backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, power: Tensor, out: Tensor, norms: Tensor, mask: Tensor | None, eps: float
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, power: Tensor, norms: Tensor, mask: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _without_autocast(linear.backward, grad, q, k, v, power, out, norms, mask)
+    return linear.backward(grad, q, k, v, power, norms, mask)
 
 
 @_backward.register_fake
 def _(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, power: Tensor, out: Tensor, norms: Tensor, mask: Tensor | None, eps: float
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, power: Tensor, norms: Tensor, mask: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), power.new_empty(power.shape)
 
 
 def _save_for_backward(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     q, k, v, power, mask, eps = inputs
-    ctx.save_for_backward(q, k, v, power, *output, mask)
+    ctx.save_for_backward(q, k, v, power, output[1], mask)
     ctx.eps = eps
 
 
 def _first_derivative(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple:
-    q, k, v, power, out, norms, mask = ctx.saved_tensors
-    return *_backward(grad, q, k, v, power, out, norms, mask, ctx.eps), None, None
+    q, k, v, power, norms, mask = ctx.saved_tensors
+    return *_backward(grad, q, k, v, power, norms, mask, ctx.eps), None, None
 
 
 def _save_for_second_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
-    grad, q, k, v, power, _, _, mask, eps = inputs
+    grad, q, k, v, power, _, mask, eps = inputs
     ctx.save_for_backward(grad, q, k, v, power, mask)
     ctx.eps = eps
 
@@ -100,20 +101,20 @@ def _save_for_second_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
 def _second_derivative(ctx: Any, *cotangents: Tensor | None) -> tuple:
     """Differentiates the plain path twice with autograd: rarely needed, so written for clarity.
 
-    `out` and `norms` are functions of the inputs here, so they get no gradient of their own.
+    `norms` is a function of the inputs here, so it gets no gradient of its own.
     """
     *tensors, mask = ctx.saved_tensors
     with torch.enable_grad():
         # Aliases, so that autograd stops here and a third derivative still finds its way.
         aliases = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in tensors]
         grad, *inputs = aliases
-        out = _without_autocast(linear.forward, *inputs, mask, ctx.eps)[0]
+        out = linear.forward(*inputs, mask, ctx.eps)[0]
         gradients = torch.autograd.grad(out, inputs, grad, create_graph=True)
         pairs = [(g, c) for g, c in zip(gradients, cotangents, strict=True) if c is not None]
         second = torch.autograd.grad(
             [g for g, _ in pairs], aliases, [c for _, c in pairs], create_graph=torch.is_grad_enabled(), allow_unused=True
         )
-    return *second, None, None, None, None
+    return *second, None, None, None
 
 
 _forward.register_autograd(_first_derivative, setup_context=_save_for_backward)
@@ -134,18 +135,6 @@ def _backward_flops(grad: torch.Size, q: torch.Size, k: torch.Size, *_: Any, **_
     return 4 * batch * heads * width * (3 * k[2] * width + 2 * num_queries * width + 2 * num_queries)
 
 
-def _without_autocast(function: Any, q: Tensor, *args: Any) -> Any:
-    """Calls function(q, *args) with autocast off; enters no context when it is off already, to keep exported graphs plain."""
-    if not torch.is_autocast_enabled(q.device.type):
-        return function(q, *args)
-    with torch.autocast(q.device.type, enabled=False):
-        return function(q, *args)
-
-
-def _computing_dtype(q: Tensor) -> torch.dtype:
-    return torch.float64 if q.dtype == torch.float64 else torch.float32
-
-
 def _check(q: Tensor, k: Tensor, v: Tensor, power: Tensor, mask: Tensor | None, eps: float, backend: str) -> None:
     """Raises before any work: TypeError for wrong kinds, ValueError for shapes, devices and names. Looks at no values."""
     where = "polarity_attention"
@@ -162,7 +151,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, power: Tensor, mask: Tensor | None, 
             )
     if not q.dtype == k.dtype == v.dtype:
         raise TypeError(f"{where}: q, k and v have dtypes {q.dtype}, {k.dtype} and {v.dtype}; give them one dtype")
-    if torch.promote_types(q.dtype, power.dtype) != power.dtype:
+    if power.dtype not in (q.dtype, torch.float32, torch.float64) or power.dtype.itemsize < q.dtype.itemsize:
         raise TypeError(
             f"{where}: power has dtype {power.dtype}, which cannot hold {q.dtype}; give power in q's dtype or a wider one"
         )

@@ -41,8 +41,8 @@ def polarity_attention(
     return torch.cat([same @ values[..., :half], opposite @ values[..., half:]], dim=-1).to(v.dtype)  # (B, H, N, D)
 
 
-def subtractive_map(q: Tensor, k: Tensor, power: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Eq. 5 put into Eq. 2: (same − opposite) divided by its own row sum, (B, H, N, M) in float64.
+def subtractive_map(q: Tensor, k: Tensor, power: Tensor, *, mask: Tensor | None = None, eps: float = 0.0) -> Tensor:
+    """Eq. 5 put into Eq. 2: (same − opposite) divided by its own row sum plus n·eps, (B, H, N, M) in float64.
 
     For study. Entries can be negative and the row sum can be arbitrarily close to zero, which is why the paper leaves it. A
     row whose sum is exactly zero is zero here.
@@ -51,9 +51,7 @@ def subtractive_map(q: Tensor, k: Tensor, power: Tensor, *, mask: Tensor | None 
     both = torch.cat([log_same, log_opposite], dim=-1)
     shift = _finite_or_zero(both.detach().amax(dim=-1, keepdim=True))
     weights = (log_same - shift).exp() - (log_opposite - shift).exp()  # (B, H, N, M)
-    total = weights.sum(dim=-1, keepdim=True)
-    empty = total == 0
-    return torch.where(empty, 0.0, weights / torch.where(empty, 1.0, total))
+    return _divide(weights, weights.sum(dim=-1, keepdim=True) + ((_num_keys(k, mask) * eps).log() - shift).exp())
 
 
 def published_polarity_attention(q: Tensor, k: Tensor, v: Tensor, power: Tensor, *, eps: float = 1e-6) -> Tensor:
@@ -105,7 +103,11 @@ def _normalise(log_weights: Tensor, added: Tensor) -> Tensor:
         return log_weights.exp()
     shift = _finite_or_zero(log_weights.detach().amax(dim=-1, keepdim=True))
     weights = (log_weights - shift).exp()
-    total = weights.sum(dim=-1, keepdim=True) + (added.log() - shift).exp()
+    return _divide(weights, weights.sum(dim=-1, keepdim=True) + (added.log() - shift).exp())
+
+
+def _divide(weights: Tensor, total: Tensor) -> Tensor:
+    """weights / total, and 0 where the total is."""
     empty = total == 0
     return torch.where(empty, 0.0, weights / torch.where(empty, 1.0, total))
 
