@@ -56,9 +56,7 @@ def polarity_attention(
 
 
 @torch.library.custom_op("polaformer::polarity_attention", mutates_args=())
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, power: Tensor, mask: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor]:
+def _forward(q: Tensor, k: Tensor, v: Tensor, power: Tensor, mask: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     return linear.forward(q, k, v, power, mask, eps)
 
 
@@ -112,7 +110,11 @@ def _second_derivative(ctx: Any, *cotangents: Tensor | None) -> tuple:
         gradients = torch.autograd.grad(out, inputs, grad, create_graph=True)
         pairs = [(g, c) for g, c in zip(gradients, cotangents, strict=True) if c is not None]
         second = torch.autograd.grad(
-            [g for g, _ in pairs], aliases, [c for _, c in pairs], create_graph=torch.is_grad_enabled(), allow_unused=True
+            [g for g, _ in pairs],
+            aliases,
+            [c for _, c in pairs],
+            create_graph=torch.is_grad_enabled(),
+            allow_unused=True,
         )
     return *second, None, None, None
 
@@ -163,7 +165,9 @@ def _check(q: Tensor, k: Tensor, v: Tensor, power: Tensor, mask: Tensor | None, 
         raise ValueError(f"{where}: the tensors are on different devices ({listed}); move them to one")
     _check_shapes(q, k, v, power, mask)
     if not eps >= 0:
-        raise ValueError(f"{where}: eps is {eps}; give 0 (the paper's equation) or a small positive number such as 1e-6")
+        raise ValueError(
+            f"{where}: eps is {eps}; give 0 (the paper's equation) or a small positive number such as 1e-6"
+        )
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, power: Tensor, mask: Tensor | None) -> None:

@@ -1,0 +1,6 @@
+"""Attention mechanisms ("cores"), one a file, and the multi-head layer around any of them."""
+
+from polaformer.attention.layer import AttentionLayer, PolaAttention
+from polaformer.attention.registry import create, names
+
+__all__ = ["AttentionLayer", "PolaAttention", "create", "names"]

@@ -1,0 +1,62 @@
+"""The convolution branch: it adds rank to a low-rank attention map (section 4.1 and the ablation table of the paper).
+
+The same filters serve every head. A sequence is a grid of one row, on which a k×k filter acts as its middle row; a kernel of
+(1, k) is a convolution for sequences alone, without the rows that these never use.
+
+# B batch, N tokens, C = num_heads · D channels
+"""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+CONVOLUTIONS = ("depthwise", "deformable", None)
+
+
+def create_convolution(kind: str | None, head_dim: int, kernel_size: tuple[int, int]) -> nn.Module | None:
+    """A module from images (B, D, H, W) to images of the same shape, or None."""
+    if kind is None:
+        return None
+    if kind == "depthwise":
+        padding = (kernel_size[0] // 2, kernel_size[1] // 2)
+        return nn.Conv2d(head_dim, head_dim, kernel_size, padding=padding, groups=head_dim)
+    return DeformableConvolution(head_dim, kernel_size)
+
+
+class DeformableConvolution(nn.Module):
+    """A depthwise convolution whose sampling points are moved by offsets that a plain convolution predicts (zero at first).
+
+    The paper names "deformable convolution" and its accuracy only; groups and offsets are our reading, chosen to differ from
+    the depthwise branch in nothing but the deformation.
+    """
+
+    def __init__(self, head_dim: int, kernel_size: tuple[int, int]) -> None:
+        super().__init__()
+        # torchvision takes seconds to import and nothing else here needs it.
+        from torchvision.ops import DeformConv2d
+
+        padding = (kernel_size[0] // 2, kernel_size[1] // 2)
+        self.offsets = nn.Conv2d(head_dim, 2 * kernel_size[0] * kernel_size[1], kernel_size, padding=padding)
+        self.deform = DeformConv2d(head_dim, head_dim, kernel_size, padding=padding, groups=head_dim)
+        nn.init.zeros_(self.offsets.weight)
+        if self.offsets.bias is not None:
+            nn.init.zeros_(self.offsets.bias)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """(B, D, H, W) to the same shape."""
+        return self.deform(image, self.offsets(image))
+
+
+def convolve_tokens(convolution: nn.Module, values: Tensor, grid: tuple[int, int], num_heads: int) -> Tensor:
+    """The convolution over tokens values (B, H·W, C) on their grid, each head apart, (B, H·W, C)."""
+    batch = values.shape[0]
+    images = values.unflatten(1, grid).unflatten(-1, (num_heads, -1)).permute(0, 3, 4, 1, 2)  # (B, heads, D, H, W)
+    images = convolution(images.flatten(0, 1)).unflatten(0, (batch, num_heads))
+    return images.permute(0, 3, 4, 1, 2).flatten(3).flatten(1, 2)
+
+
+def stretch_tokens(values: Tensor, num_tokens: int) -> Tensor:
+    """Reduced values (B, M, C) brought to num_tokens, linearly along the raster order, as the authors do.
+
+    It ignores the second dimension of the grid; kept because published parameters were trained with it.
+    """
+    return F.interpolate(values.mT, size=num_tokens, mode="linear", align_corners=False).mT

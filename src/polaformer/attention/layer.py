@@ -1,0 +1,346 @@
+"""The multi-head attention layer around any core, and PolaAttention, the paper's layer.
+
+    q, k, v = projections;  k += table of key positions;  out = proj( (core(q, k, v) + conv(v)) ⊙ gate(x) )
+
+The core owns what its formula needs (powers, scales, feature maps). The layer owns the projections, the gate, the convolution
+branch, the reduction of keys, the key positions and the prefix tokens; all but the projections are optional, so that the
+paper's ablation is a matter of arguments.
+
+# B batch, N tokens of x, M tokens that keys come from, C = num_heads · D channels, P prefix tokens
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polaformer.attention.convolution import CONVOLUTIONS, convolve_tokens, create_convolution, stretch_tokens
+from polaformer.attention.gate import GATE_INITS, GATES, LinearGate, MatrixGate
+from polaformer.attention.parameter_names import translate_published_names
+from polaformer.attention.pola import PolaCore
+from polaformer.attention.reduction import KeyReduction
+from polaformer.attention.tables import TokenTable
+
+Grid = tuple[int, int]
+
+
+class AttentionLayer(nn.Module):
+    """Multi-head attention with the given core; called as `layer(x, grid=(H, W), mask=None, context=None)`.
+
+    conv: "depthwise", "deformable" or None: a convolution of the values, added to what the core returns.
+    kernel_size: of the convolution; k means k×k, a pair (height, width) is taken as it is, both odd.
+    gate: "linear" (a projection of the input), "matrix" (a free N × C matrix, as large as `key_positions` says) or None.
+    gate_init: "default" (as published), "kaiming_uniform", "zeros", "normal", "uniform" or "ones", for the gate's weight.
+    key_positions: the native (height, width) of the tokens, or their number for sequences: a learnable table is added to the
+        keys, resized bicubically to any other size. None: no table.
+    reduction: r > 1 takes keys and values from r×r squares of tokens, as PVT does; prefix tokens pass by.
+    num_prefix_tokens: tokens before the grid (a class token); they skip convolution and reduction.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        core: nn.Module,
+        *,
+        conv: str | None = None,
+        kernel_size: int | tuple[int, int] = 5,
+        gate: str | None = None,
+        gate_init: str = "default",
+        key_positions: int | Grid | None = None,
+        reduction: int = 1,
+        qkv_bias: bool = True,
+        num_prefix_tokens: int = 0,
+        proj_drop: float = 0.0,
+    ) -> None:
+        super().__init__()
+        check_width(dim, num_heads)
+        kernel = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
+        _check_options(conv, kernel, gate, gate_init, key_positions, reduction, num_prefix_tokens, proj_drop)
+        self.dim, self.num_heads, self.num_prefix_tokens = dim, num_heads, num_prefix_tokens
+        self.for_sequences = isinstance(key_positions, int)
+        self.core = core
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)  # rows: q, k, v
+        self.proj = nn.Linear(dim, dim)
+        self.proj_drop = nn.Dropout(proj_drop)
+        self.conv = create_convolution(conv, dim // num_heads, kernel)
+        self.key_reduction = KeyReduction(dim, reduction) if reduction > 1 else None
+
+        self.key_positions: TokenTable | None = None
+        self.gate: LinearGate | MatrixGate | None = None
+        if key_positions is not None:
+            native = (1, key_positions) if isinstance(key_positions, int) else key_positions
+            self.key_positions = TokenTable(self._key_grid(native), dim, num_prefix_tokens)
+            if gate == "matrix":
+                self.gate = MatrixGate(native, dim, num_prefix_tokens, init=gate_init)
+        if gate == "linear":
+            self.gate = LinearGate(dim, bias=qkv_bias, init=gate_init)
+        self._initialise()
+        self.register_load_state_dict_pre_hook(translate_published_names)
+
+    def forward(
+        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, context: Tensor | None = None
+    ) -> Tensor:
+        """x (B, N, C) to (B, N, C).
+
+        grid: (height, width) of the tokens after the prefix, row by row; None: a plain sequence, convolved in one dimension.
+        mask: (B, N), or (B, M) with a context; True where the token exists (the opposite of PyTorch's `key_padding_mask`).
+            What lies under it influences nothing else.
+        context: (B, M, C), where keys and values come from instead of x. The convolution branch is left out unless M = N.
+        """
+        x, source, size = self._inputs(x, grid, mask, context)
+        q, k, v, mask = self._queries_keys_values(x, source, size, mask)
+        out = self.core(self._split(q), self._split(k), self._split(v), mask=mask, grid=size)
+        out = out.transpose(1, 2).flatten(2)  # (B, N, C)
+        if self.conv is not None and source.shape[1] == x.shape[1]:
+            out = out + self._convolved(v, mask, size)
+        if self.gate is not None:
+            out = out * self.gate(x, size)
+        return self.proj_drop(self.proj(out))
+
+    def maps(
+        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, context: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """The attention maps that forward applies to the same arguments, by name, each (B, H, N, M).
+
+        PolaAttention gives "same" (for the first ceil(D/2) channels of v of each head) and "opposite" (for the others).
+        """
+        x, source, size = self._inputs(x, grid, mask, context)
+        q, k, _, mask = self._queries_keys_values(x, source, size, mask)
+        return self.core.weights(self._split(q), self._split(k), mask=mask, grid=size)
+
+    def _inputs(
+        self, x: Tensor, grid: Grid | None, mask: Tensor | None, context: Tensor | None
+    ) -> tuple[Tensor, Tensor, Grid]:
+        """x and the tokens that keys come from, with masked tokens zeroed, and the grid."""
+        self._check_call(x, grid, mask, context)
+        size = (1, x.shape[1] - self.num_prefix_tokens) if grid is None else (grid[0], grid[1])
+        source = x if context is None else context
+        if mask is not None:
+            # Zeroed here already: NaN under the mask would otherwise reach the projections' gradients.
+            source = source.masked_fill(~mask[..., None], 0.0)
+        return (source if context is None else x), source, size
+
+    def _queries_keys_values(
+        self, x: Tensor, source: Tensor, grid: Grid, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """q (B, N, C), k and v (B, n, C) and the mask of the keys (B, n), n = M unless reduced."""
+        same_length, keys_from = source.shape[1] == x.shape[1], source
+        if self.key_reduction is not None:
+            keys_from, mask = self._reduced(source, grid, mask)
+        if keys_from is x:
+            q, k, v = self.qkv(x).chunk(3, dim=-1)
+        else:
+            weight, bias = self.qkv.weight, self.qkv.bias
+            q = F.linear(x, weight[: self.dim], None if bias is None else bias[: self.dim])
+            k, v = F.linear(keys_from, weight[self.dim :], None if bias is None else bias[self.dim :]).chunk(2, dim=-1)
+        if self.key_positions is not None:
+            rows = self.key_positions(self._key_grid(grid) if same_length else self._context_grid(source.shape[1]))
+            k = k + rows.to(k.dtype)
+        return q, k, v, mask
+
+    def _reduced(self, tokens: Tensor, grid: Grid, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        assert self.key_reduction is not None
+        num_prefix = self.num_prefix_tokens
+        cells, cell_mask = self.key_reduction(
+            tokens[:, num_prefix:], grid, None if mask is None else mask[:, num_prefix:]
+        )
+        if num_prefix == 0:
+            return cells, cell_mask
+        if mask is not None:
+            cell_mask = torch.cat([mask[:, :num_prefix], cell_mask], dim=1)
+        return torch.cat([tokens[:, :num_prefix], cells], dim=1), cell_mask
+
+    def _convolved(self, v: Tensor, mask: Tensor | None, grid: Grid) -> Tensor:
+        """The convolution branch (B, N, C); zero for prefix tokens."""
+        assert self.conv is not None
+        if mask is not None:
+            v = v.masked_fill(~mask[..., None], 0.0)
+        cells = v[:, self.num_prefix_tokens :]
+        if cells.shape[1] != grid[0] * grid[1]:
+            cells = stretch_tokens(cells, grid[0] * grid[1])
+        out = convolve_tokens(self.conv, cells, grid, self.num_heads)
+        return F.pad(out, (0, 0, self.num_prefix_tokens, 0)) if self.num_prefix_tokens else out
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(B, N, C) to (B, heads, N, D), without a copy."""
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+    def _key_grid(self, grid: Grid) -> Grid:
+        return grid if self.key_reduction is None else self.key_reduction.reduced_grid(grid)
+
+    def _context_grid(self, num_tokens: int) -> Grid:
+        """The grid of the key table for a context of another length than x."""
+        assert self.key_positions is not None
+        return (1, num_tokens - self.num_prefix_tokens) if self.for_sequences else self.key_positions.size
+
+    def _initialise(self) -> None:
+        """As published: truncated normal weights, zero biases; convolutions keep PyTorch's default."""
+        for linear in (self.qkv, self.proj):
+            nn.init.trunc_normal_(linear.weight, std=0.02)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+
+    def _check_call(self, x: Tensor, grid: Grid | None, mask: Tensor | None, context: Tensor | None) -> None:
+        name, source = type(self).__name__, x if context is None else context
+        for label, tokens in {"x": x, "context": source}.items():
+            if tokens.ndim != 3 or tokens.shape[-1] != self.dim:
+                raise ValueError(f"{name}: {label} has shape {tuple(tokens.shape)}; give (batch, tokens, {self.dim})")
+        if source.shape[0] != x.shape[0]:
+            raise ValueError(
+                f"{name}: context has {source.shape[0]} samples but x has {x.shape[0]}; give them one batch"
+            )
+        self._check_grid(x, grid)
+        if mask is not None and mask.dtype != torch.bool:
+            raise TypeError(f"{name}: mask has dtype {mask.dtype}; give a boolean mask, True where the token exists")
+        if mask is not None and mask.shape != source.shape[:2]:
+            raise ValueError(
+                f"{name}: mask has shape {tuple(mask.shape)} but keys come from {tuple(source.shape[:2])} tokens; "
+                f"give mask of shape {tuple(source.shape[:2])}"
+            )
+        if source.shape[1] != x.shape[1]:
+            self._check_context(source.shape[1], x.shape[1])
+
+    def _check_grid(self, x: Tensor, grid: Grid | None) -> None:
+        name, num_tokens, num_prefix = type(self).__name__, x.shape[1], self.num_prefix_tokens
+        if grid is not None and num_tokens != num_prefix + grid[0] * grid[1]:
+            raise ValueError(
+                f"{name}: x has {num_tokens} tokens but grid {tuple(grid)} with {num_prefix} prefix tokens has "
+                f"{num_prefix + grid[0] * grid[1]}; give grid=(height, width) of the tokens"
+            )
+        if grid is not None and self.for_sequences:
+            raise ValueError(f"{name}: key_positions was given as a number of tokens, for sequences; leave grid out")
+        if grid is not None:
+            return
+        if num_tokens < num_prefix:
+            raise ValueError(f"{name}: x has {num_tokens} tokens, fewer than the {num_prefix} prefix tokens")
+        needs = {
+            "a table of key positions for a grid": self.key_positions is not None and not self.for_sequences,
+            "a reduction of keys": self.key_reduction is not None,
+            "a deformable convolution": self.conv is not None and not isinstance(self.conv, nn.Conv2d),
+        }
+        for what, needed in needs.items():
+            if needed:
+                raise ValueError(
+                    f"{name}: this layer has {what}, which has no meaning on a sequence; give grid=(height, width)"
+                )
+
+    def _check_context(self, num_context: int, num_tokens: int) -> None:
+        name = type(self).__name__
+        if self.key_reduction is not None:
+            raise ValueError(
+                f"{name}: a context of {num_context} tokens has no grid to reduce (x has {num_tokens}); "
+                "give a context as long as x, or build the layer with reduction=1"
+            )
+        if self.key_positions is not None and not self.for_sequences and num_context != len(self.key_positions.rows):
+            raise ValueError(
+                f"{name}: context has {num_context} tokens but the table of key positions has "
+                f"{len(self.key_positions.rows)} rows and the context's grid is not known; give a context of that length"
+            )
+
+
+class PolaAttention(AttentionLayer):
+    """The paper's attention layer: polarity-aware linear attention, gate and convolution, on a grid or a sequence.
+
+    Parameters of its own: alpha (1 < p < 1 + alpha), polarity ("both", "same", "positive", "subtract"), learn_scale (division
+    of q and k by softplus(scale)), eps (0: the paper; 1e-6: the authors' code), backend. The rest is AttentionLayer's, with
+    the authors' choices as defaults. `load_state_dict` also accepts the authors' parameter names.
+    """
+
+    core: PolaCore
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        alpha: float = 4.0,
+        kernel_size: int | tuple[int, int] = 5,
+        conv: str | None = "depthwise",
+        gate: str | None = "linear",
+        gate_init: str = "default",
+        polarity: str = "both",
+        key_positions: int | Grid | None = None,
+        reduction: int = 1,
+        qkv_bias: bool = True,
+        learn_scale: bool = True,
+        num_prefix_tokens: int = 0,
+        proj_drop: float = 0.0,
+        eps: float = 0.0,
+        backend: str = "auto",
+    ) -> None:
+        check_width(dim, num_heads)
+        core = PolaCore(
+            num_heads,
+            dim // num_heads,
+            alpha=alpha,
+            polarity=polarity,
+            learn_scale=learn_scale,
+            eps=eps,
+            backend=backend,
+        )
+        super().__init__(
+            dim,
+            num_heads,
+            core,
+            conv=conv,
+            kernel_size=kernel_size,
+            gate=gate,
+            gate_init=gate_init,
+            key_positions=key_positions,
+            reduction=reduction,
+            qkv_bias=qkv_bias,
+            num_prefix_tokens=num_prefix_tokens,
+            proj_drop=proj_drop,
+        )
+
+
+def check_width(dim: int, num_heads: int) -> None:
+    """Raises unless dim channels can be shared out among the heads."""
+    if num_heads < 1 or dim < 1:
+        raise ValueError(f"attention layer: got dim {dim} and {num_heads} heads; both must be at least 1")
+    if dim % num_heads:
+        raise ValueError(
+            f"attention layer: dim {dim} cannot be shared out among {num_heads} heads; give a multiple of {num_heads}"
+        )
+
+
+def _check_options(
+    conv: str | None,
+    kernel: tuple[int, int],
+    gate: str | None,
+    gate_init: str,
+    key_positions: int | Grid | None,
+    reduction: int,
+    num_prefix_tokens: int,
+    proj_drop: float,
+) -> None:
+    """Raises for settings that are unknown or do not fit each other."""
+    choices: tuple[tuple[str, str | None, tuple[str | None, ...]], ...] = (
+        ("conv", conv, CONVOLUTIONS),
+        ("gate", gate, GATES),
+        ("gate_init", gate_init, GATE_INITS),
+    )
+    for name, given, allowed in choices:
+        if given not in allowed:
+            raise ValueError(f"attention layer: {name} is {given!r}; choose one of {', '.join(map(str, allowed))}")
+    if len(kernel) != 2 or any(size < 1 or size % 2 == 0 for size in kernel):
+        raise ValueError(f"attention layer: kernel_size is {kernel}; give an odd number, or two: (height, width)")
+    if not isinstance(reduction, int) or reduction < 1:
+        raise ValueError(f"attention layer: reduction is {reduction!r}; give a whole number, 1 for none")
+    if num_prefix_tokens < 0 or not 0 <= proj_drop < 1:
+        raise ValueError(
+            f"attention layer: num_prefix_tokens is {num_prefix_tokens} and proj_drop {proj_drop}; "
+            "give at least 0, and at least 0 and below 1"
+        )
+    sizes = (key_positions,) if isinstance(key_positions, int) else key_positions
+    if sizes is not None and (not 1 <= len(sizes) <= 2 or min(sizes) < 1):
+        raise ValueError(
+            f"attention layer: key_positions is {key_positions}; give (height, width), or the number of tokens of a sequence"
+        )
+    if gate == "matrix" and key_positions is None:
+        raise ValueError("attention layer: gate 'matrix' has one row for each token; say how many with key_positions")
+    if isinstance(key_positions, int) and (reduction > 1 or conv == "deformable"):
+        raise ValueError(
+            "attention layer: key_positions is a number, for sequences, but reduction and deformable convolution need a grid; "
+            "give key_positions=(height, width)"
+        )

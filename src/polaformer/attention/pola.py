@@ -1,0 +1,127 @@
+"""Polarity-aware attention (PolaFormer, Eq. 3-6 and 9 of the paper): the mechanism of this library.
+
+    s = softplus(scale), p = 1 + α·sigmoid(power)           one entry for each head and channel
+    out = polarity_attention(q / s, k / s, v, p)            see polaformer.ops.polarity
+
+Normaliser: the sum over the keys that exist, plus n·eps. Cost O((N + M)·D²). Parameters: power and scale, H·D each.
+Source: the paper for the formula, the authors' code for the learnable scale, for one exponent a head and channel, and for the
+initial values (zeros: p = 1 + α/2, s = ln 2).
+
+# B batch, H heads, N queries, M keys, D head width
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polaformer.attention.linear import refuse_bias
+from polaformer.ops import variants
+from polaformer.ops.polarity import BACKENDS, polarity_attention
+from polaformer.ops.precision import computing_dtype
+
+POLARITIES = ("both", "same", "positive", "subtract")
+
+
+class PolaCore(nn.Module):
+    """Polarity-aware attention with its learnable powers and scales.
+
+    polarity: "both" (the paper), "same" (same-signed stream over all of v), "positive" (ReLU features only: classical),
+        "subtract" (Eq. 5: the difference of the two streams over all of v; unbounded, for study).
+    learn_scale: False leaves the division by softplus(scale) out, as the paper's formulas do.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        *,
+        alpha: float = 4.0,
+        polarity: str = "both",
+        learn_scale: bool = True,
+        eps: float = 0.0,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        _check(num_heads, head_dim, alpha, polarity, eps, backend)
+        self.alpha, self.polarity, self.eps, self.backend = alpha, polarity, eps, backend
+        self.power = nn.Parameter(torch.zeros(num_heads, head_dim))
+        self.scale = nn.Parameter(torch.zeros(num_heads, head_dim)) if learn_scale else None
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        grid: tuple[int, int] | None = None,
+    ) -> Tensor:
+        """(B, H, N, D) in v's dtype, before the gate."""
+        refuse_bias("pola", bias)
+        q, k = self._scaled(q), self._scaled(k)
+        if self.polarity == "both":
+            return polarity_attention(q, k, v, self.exponent(), mask=mask, eps=self.eps, backend=self.backend)
+        if self.polarity == "subtract":
+            return variants.subtractive_attention(q, k, v, self.exponent(), mask=mask, eps=self.eps)
+        if self.polarity == "positive":
+            q, k = q.relu(), k.relu()
+        return variants.same_sign_attention(q, k, v, self.exponent(), mask=mask, eps=self.eps)
+
+    def weights(
+        self,
+        q: Tensor,
+        k: Tensor,
+        *,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        grid: tuple[int, int] | None = None,
+    ) -> dict[str, Tensor]:
+        """The explicit maps, (B, H, N, M) each.
+
+        polarity "both": {"same", "opposite"}, applied to the first ceil(D/2) and to the other channels of v; any other
+        polarity: one map under its name, applied to all of v.
+        """
+        refuse_bias("pola", bias)
+        q, k = self._scaled(q), self._scaled(k)
+        if self.polarity == "positive":
+            q, k = q.relu(), k.relu()
+        if self.polarity == "subtract":
+            return {"subtract": variants.subtractive_map(q, k, self.exponent(), mask=mask, eps=self.eps)}
+        same, opposite = variants.polarity_maps(q, k, self.exponent(), mask=mask, eps=self.eps)
+        return {"same": same, "opposite": opposite} if self.polarity == "both" else {self.polarity: same}
+
+    def exponent(self) -> Tensor:
+        """p of Eq. 9, (H, D), between 1 and 1 + α; never narrower than float32, so that bf16 does not round it."""
+        return 1 + self.alpha * torch.sigmoid(self.power.to(computing_dtype(self.power)))
+
+    def extra_repr(self) -> str:
+        """The settings that are not visible in the parameters."""
+        return f"alpha={self.alpha}, polarity={self.polarity!r}, eps={self.eps}, backend={self.backend!r}"
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        if self.scale is None:
+            return x
+        scale = F.softplus(self.scale.to(computing_dtype(x)))[:, None]  # (H, 1, D)
+        return (x / scale).to(x.dtype)
+
+
+def _check(num_heads: int, head_dim: int, alpha: float, polarity: str, eps: float, backend: str) -> None:
+    if num_heads < 1 or head_dim < 1:
+        raise ValueError(f"PolaCore: got {num_heads} heads of width {head_dim}; both must be at least 1")
+    if polarity not in POLARITIES:
+        raise ValueError(f"PolaCore: polarity is {polarity!r}; choose one of {', '.join(POLARITIES)}")
+    if polarity == "both" and head_dim < 2:
+        raise ValueError("PolaCore: head width is 1, but each polarity needs a channel of v; use fewer heads")
+    if not alpha > 0:
+        raise ValueError(f"PolaCore: alpha is {alpha}; give a positive number (4 in the authors' models)")
+    if not eps >= 0:
+        raise ValueError(
+            f"PolaCore: eps is {eps}; give 0 (the paper) or a small positive number (1e-6: the authors' code)"
+        )
+    if backend not in BACKENDS:
+        raise ValueError(f"PolaCore: backend is {backend!r}; choose one of {', '.join(BACKENDS)}")
+    if polarity != "both" and backend not in ("auto", "torch"):
+        raise ValueError(
+            f"PolaCore: polarity {polarity!r} is computed in plain PyTorch only; use backend 'auto' or 'torch'"
+        )
