@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polaformer.attention.convolution import CONVOLUTIONS, convolve_tokens, create_convolution, stretch_tokens
+from polaformer.attention.core import Core
 from polaformer.attention.gate import GATE_INITS, GATES, LinearGate, MatrixGate
 from polaformer.attention.parameter_names import translate_published_names
 from polaformer.attention.pola import PolaCore
@@ -40,7 +41,7 @@ class AttentionLayer(nn.Module):
         self,
         dim: int,
         num_heads: int,
-        core: nn.Module,
+        core: Core,
         *,
         conv: str | None = None,
         kernel_size: int | tuple[int, int] = 5,
@@ -77,9 +78,7 @@ class AttentionLayer(nn.Module):
         self._initialise()
         self.register_load_state_dict_pre_hook(translate_published_names)
 
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, context: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, context: Tensor | None = None) -> Tensor:
         """x (B, N, C) to (B, N, C).
 
         grid: (height, width) of the tokens after the prefix, row by row; None: a plain sequence, convolved in one dimension.
@@ -108,9 +107,7 @@ class AttentionLayer(nn.Module):
         q, k, _, mask = self._queries_keys_values(x, source, size, mask)
         return self.core.weights(self._split(q), self._split(k), mask=mask, grid=size)
 
-    def _inputs(
-        self, x: Tensor, grid: Grid | None, mask: Tensor | None, context: Tensor | None
-    ) -> tuple[Tensor, Tensor, Grid]:
+    def _inputs(self, x: Tensor, grid: Grid | None, mask: Tensor | None, context: Tensor | None) -> tuple[Tensor, Tensor, Grid]:
         """x and the tokens that keys come from, with masked tokens zeroed, and the grid."""
         self._check_call(x, grid, mask, context)
         size = (1, x.shape[1] - self.num_prefix_tokens) if grid is None else (grid[0], grid[1])
@@ -141,9 +138,7 @@ class AttentionLayer(nn.Module):
     def _reduced(self, tokens: Tensor, grid: Grid, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         assert self.key_reduction is not None
         num_prefix = self.num_prefix_tokens
-        cells, cell_mask = self.key_reduction(
-            tokens[:, num_prefix:], grid, None if mask is None else mask[:, num_prefix:]
-        )
+        cells, cell_mask = self.key_reduction(tokens[:, num_prefix:], grid, None if mask is None else mask[:, num_prefix:])
         if num_prefix == 0:
             return cells, cell_mask
         if mask is not None:
@@ -186,9 +181,7 @@ class AttentionLayer(nn.Module):
             if tokens.ndim != 3 or tokens.shape[-1] != self.dim:
                 raise ValueError(f"{name}: {label} has shape {tuple(tokens.shape)}; give (batch, tokens, {self.dim})")
         if source.shape[0] != x.shape[0]:
-            raise ValueError(
-                f"{name}: context has {source.shape[0]} samples but x has {x.shape[0]}; give them one batch"
-            )
+            raise ValueError(f"{name}: context has {source.shape[0]} samples but x has {x.shape[0]}; give them one batch")
         self._check_grid(x, grid)
         if mask is not None and mask.dtype != torch.bool:
             raise TypeError(f"{name}: mask has dtype {mask.dtype}; give a boolean mask, True where the token exists")

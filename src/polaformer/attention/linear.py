@@ -10,6 +10,7 @@ Normaliser: the sum over the keys that exist. Cost O((N + M)·D²). No parameter
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polaformer.attention.core import refuse_bias
 from polaformer.ops.linear import reciprocal
 from polaformer.ops.precision import computing_dtype, without_autocast
 
@@ -46,15 +47,6 @@ class LinearCore(nn.Module):
         """The explicit map, {"linear": (B, H, N, M)}."""
         refuse_bias("linear", bias)
         return {"linear": _map(q, k, mask)}
-
-
-def refuse_bias(name: str, bias: Tensor | None) -> None:
-    """Raises for a core whose weights are never formed, so that nothing can be added to them."""
-    if bias is not None:
-        raise ValueError(
-            f"attention {name!r}: got an additive bias of shape {tuple(bias.shape)}, but this mechanism forms no N×M scores "
-            "to add it to; use 'softmax', or leave bias out"
-        )
 
 
 @without_autocast

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polaformer.attention.linear import refuse_bias
+from polaformer.attention.core import refuse_bias
 from polaformer.ops import variants
 from polaformer.ops.polarity import BACKENDS, polarity_attention
 from polaformer.ops.precision import computing_dtype
@@ -116,12 +116,8 @@ def _check(num_heads: int, head_dim: int, alpha: float, polarity: str, eps: floa
     if not alpha > 0:
         raise ValueError(f"PolaCore: alpha is {alpha}; give a positive number (4 in the authors' models)")
     if not eps >= 0:
-        raise ValueError(
-            f"PolaCore: eps is {eps}; give 0 (the paper) or a small positive number (1e-6: the authors' code)"
-        )
+        raise ValueError(f"PolaCore: eps is {eps}; give 0 (the paper) or a small positive number (1e-6: the authors' code)")
     if backend not in BACKENDS:
         raise ValueError(f"PolaCore: backend is {backend!r}; choose one of {', '.join(BACKENDS)}")
     if polarity != "both" and backend not in ("auto", "torch"):
-        raise ValueError(
-            f"PolaCore: polarity {polarity!r} is computed in plain PyTorch only; use backend 'auto' or 'torch'"
-        )
+        raise ValueError(f"PolaCore: polarity {polarity!r} is computed in plain PyTorch only; use backend 'auto' or 'torch'")

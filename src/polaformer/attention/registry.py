@@ -1,22 +1,16 @@
-"""The attention mechanisms by name.
-
-A core is `core(q, k, v, *, mask=None, bias=None, grid=None) → (B, H, N, D)` with q (B, H, N, D), k and v (B, H, M, D), mask
-(B, M) True where the key exists, bias additive and broadcastable to (B, H, N, M), grid the (height, width) of the queries.
-A core that cannot honour an argument refuses it. `core.weights(q, k, *, mask=None, bias=None, grid=None)` gives the explicit
-maps that forward applies, by name, each (B, H, N, M).
-"""
+"""The attention mechanisms by name; polaformer.attention.core says what each of them is."""
 
 import inspect
+from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any
 
-from torch import nn
-
+from polaformer.attention.core import Core
 from polaformer.attention.linear import LinearCore
 from polaformer.attention.pola import PolaCore
 from polaformer.attention.softmax import SoftmaxCore
 
-_CORES: dict[str, type[nn.Module]] = {"linear": LinearCore, "pola": PolaCore, "softmax": SoftmaxCore}
+_CORES: dict[str, Callable[..., Core]] = {"linear": LinearCore, "pola": PolaCore, "softmax": SoftmaxCore}
 
 
 def names() -> list[str]:
@@ -24,7 +18,7 @@ def names() -> list[str]:
     return sorted(_CORES)
 
 
-def create(name: str, *, num_heads: int, head_dim: int, **options: Any) -> nn.Module:
+def create(name: str, *, num_heads: int, head_dim: int, **options: Any) -> Core:
     """The core called `name` for `num_heads` heads of width `head_dim`; options are that core's own arguments."""
     if name not in _CORES:
         near = get_close_matches(name, _CORES, n=1)

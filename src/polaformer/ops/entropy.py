@@ -19,9 +19,7 @@ def positive_sequence_entropy(x: Tensor, dim: int = -1, *, invalid: str = "error
     if not x.is_floating_point():
         raise TypeError(f"positive_sequence_entropy: x has dtype {x.dtype}; give a floating-point tensor")
     if x.ndim == 0 or x.shape[dim] == 0:
-        raise ValueError(
-            f"positive_sequence_entropy: x has shape {tuple(x.shape)}; give at least one entry along axis {dim}"
-        )
+        raise ValueError(f"positive_sequence_entropy: x has shape {tuple(x.shape)}; give at least one entry along axis {dim}")
     dtype = x.dtype if x.dtype == torch.float64 else torch.float32
     wide = x.to(dtype)
     largest = wide.amax(dim=dim, keepdim=True)

@@ -118,9 +118,7 @@ def backward(
     return tuple(g.to(dtype) for g, dtype in zip(gradients, dtypes, strict=True))  # type: ignore[return-value]
 
 
-def prepare(
-    q: Tensor, k: Tensor, v: Tensor, power: Tensor, mask: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def prepare(q: Tensor, k: Tensor, v: Tensor, power: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The inputs in the computing dtype, masked keys and values zeroed, power as (H, 1, D)."""
     dtype = computing_dtype(q)
     if mask is not None:
@@ -166,26 +164,20 @@ def query_weight(log_product: Tensor, power: Tensor) -> tuple[Tensor, Tensor]:
     return (exponent - shift).exp2(), shift
 
 
-def query_features(
-    queries: Signed, keys: Keys, power: Tensor, mask: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor]:
+def query_features(queries: Signed, keys: Keys, power: Tensor, mask: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """The queries' features (B, H, N, 2D) for the keys of their own sign, and the denominators (B, H, N, 1)."""
     weight, shift = query_weight(log_products(queries, keys), power)
     features = queries.spread(weight)
     return features, features @ keys.total + shifted_eps(eps, shift, keys, mask)
 
 
-def attend(
-    queries: Signed, keys: Keys, state: Tensor, power: Tensor, mask: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor]:
+def attend(queries: Signed, keys: Keys, state: Tensor, power: Tensor, mask: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """One stream: its output (B, H, N, E) and its denominators (B, H, N, 1), both zero where a query meets no key."""
     features, norm = query_features(queries, keys, power, mask, eps)
     return (features @ state) * reciprocal(norm), norm
 
 
-def attend_backward(
-    grad: Tensor, norm: Tensor, queries: Signed, keys: Keys, state: Tensor, power: Tensor
-) -> StreamGradients:
+def attend_backward(grad: Tensor, norm: Tensor, queries: Signed, keys: Keys, state: Tensor, power: Tensor) -> StreamGradients:
     """The derivative of `attend`: grad (B, H, N, E), norm (B, H, N, 1)."""
     log_product = log_products(queries, keys)
     weight = query_weight(log_product, power)[0] * reciprocal(norm)

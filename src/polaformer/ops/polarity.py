@@ -102,18 +102,19 @@ def _second_derivative(ctx: Any, *cotangents: Tensor | None) -> tuple:
     `norms` is a function of the inputs here, so it gets no gradient of its own.
     """
     *tensors, mask = ctx.saved_tensors
+    third_wanted = torch.is_grad_enabled()
     with torch.enable_grad():
         # Aliases, so that autograd stops here and a third derivative still finds its way.
         aliases = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in tensors]
-        grad, *inputs = aliases
-        out = linear.forward(*inputs, mask, ctx.eps)[0]
-        gradients = torch.autograd.grad(out, inputs, grad, create_graph=True)
+        grad, q, k, v, power = aliases
+        out = linear.forward(q, k, v, power, mask, ctx.eps)[0]
+        gradients = torch.autograd.grad(out, (q, k, v, power), grad, create_graph=True)
         pairs = [(g, c) for g, c in zip(gradients, cotangents, strict=True) if c is not None]
         second = torch.autograd.grad(
             [g for g, _ in pairs],
             aliases,
             [c for _, c in pairs],
-            create_graph=torch.is_grad_enabled(),
+            create_graph=third_wanted,
             allow_unused=True,
         )
     return *second, None, None, None
@@ -165,18 +166,14 @@ def _check(q: Tensor, k: Tensor, v: Tensor, power: Tensor, mask: Tensor | None, 
         raise ValueError(f"{where}: the tensors are on different devices ({listed}); move them to one")
     _check_shapes(q, k, v, power, mask)
     if not eps >= 0:
-        raise ValueError(
-            f"{where}: eps is {eps}; give 0 (the paper's equation) or a small positive number such as 1e-6"
-        )
+        raise ValueError(f"{where}: eps is {eps}; give 0 (the paper's equation) or a small positive number such as 1e-6")
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, power: Tensor, mask: Tensor | None) -> None:
     where = "polarity_attention"
     for name, tensor in {"q": q, "k": k, "v": v}.items():
         if tensor.ndim != 4:
-            raise ValueError(
-                f"{where}: {name} has shape {tuple(tensor.shape)}; give 4 axes (batch, heads, tokens, head width)"
-            )
+            raise ValueError(f"{where}: {name} has shape {tuple(tensor.shape)}; give 4 axes (batch, heads, tokens, head width)")
     batch, heads, _, width = q.shape
     if width < 2:
         raise ValueError(f"{where}: q has head width {width}; give at least 2, one channel for each polarity of v")

@@ -1,0 +1,50 @@
+"""What every attention mechanism looks like from outside.
+
+# B batch, H heads, N queries, M keys, D head width
+"""
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Core(Protocol):
+    """An attention mechanism: a module that maps q, k and v to outputs and can show the maps that it applies.
+
+    q (B, H, N, D), k and v (B, H, M, D), mask (B, M) True where the key exists, bias additive and broadcastable to
+    (B, H, N, M), grid the (height, width) of the queries. A core that cannot honour an argument refuses it.
+    """
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        grid: tuple[int, int] | None = None,
+    ) -> Tensor:
+        """(B, H, N, D) in v's dtype."""
+        ...
+
+    def weights(
+        self,
+        q: Tensor,
+        k: Tensor,
+        *,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        grid: tuple[int, int] | None = None,
+    ) -> dict[str, Tensor]:
+        """The explicit maps that a call applies, by name, each (B, H, N, M)."""
+        ...
+
+
+def refuse_bias(name: str, bias: Tensor | None) -> None:
+    """Raises for a core whose scores are never formed, so that nothing can be added to them."""
+    if bias is not None:
+        raise ValueError(
+            f"attention {name!r}: got an additive bias of shape {tuple(bias.shape)}, but this mechanism forms no N×M scores "
+            "to add it to; use 'softmax', or leave bias out"
+        )

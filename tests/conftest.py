@@ -1,0 +1,23 @@
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+GOLDEN = Path(__file__).resolve().parents[2] / "shared" / "golden"
+
+settings.register_profile("default", max_examples=500, deadline=None, derandomize=True)
+settings.load_profile("default")
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """The folder of tensors made with the authors' code; it lies beside the project, not in it."""
+    if not GOLDEN.is_dir():
+        pytest.skip("the golden files are not beside this checkout")
+    return GOLDEN
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers_in_every_test() -> None:
+    torch.manual_seed(0)
