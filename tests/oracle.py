@@ -1,8 +1,9 @@
 """What most tests of the operator need: random inputs, all gradients at once, and errors against float64."""
 
 import torch
-from polaformer.ops import reference
 from torch import Tensor
+
+from polaformer.ops import reference
 
 
 def random_inputs(batch=2, heads=3, queries=7, keys=5, width=6, dtype=torch.float64, power=None) -> list[Tensor]:
@@ -11,7 +12,12 @@ def random_inputs(batch=2, heads=3, queries=7, keys=5, width=6, dtype=torch.floa
     q, k, v = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
     exponents = 1 + 4 * torch.rand(heads, width, dtype=torch.float64) if power is None else torch.full((heads, width), power)
     wide = dtype if dtype == torch.float64 else torch.float32
-    return [q.to(dtype).requires_grad_(), k.to(dtype).requires_grad_(), v.to(dtype).requires_grad_(), exponents.to(wide).requires_grad_()]
+    return [
+        q.to(dtype).requires_grad_(),
+        k.to(dtype).requires_grad_(),
+        v.to(dtype).requires_grad_(),
+        exponents.to(wide).requires_grad_(),
+    ]
 
 
 def with_gradients(function, inputs: list[Tensor], cotangent: Tensor, **options) -> list[Tensor]:

@@ -2,13 +2,14 @@
 
 import re
 
-import polaformer
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import polaformer
 from oracle import random_inputs, relative_error, truth, with_gradients
 from polaformer.ops import linear, polarity, reference
 from polaformer.ops.polarity import polarity_attention
-from torch.utils.flop_counter import FlopCounterMode
 
 SHAPES = {
     "self-attention": {},
@@ -95,7 +96,9 @@ def test_power_of_one_axis_serves_every_head():
     q, k, v, power = random_inputs()
     shared = power[0].detach().requires_grad_()
     found = with_gradients(polarity_attention, [q, k, v, shared], torch.ones_like(q))
-    spread = with_gradients(polarity_attention, [q, k, v, shared.detach().expand(3, 6).clone().requires_grad_()], torch.ones_like(q))
+    spread = with_gradients(
+        polarity_attention, [q, k, v, shared.detach().expand(3, 6).clone().requires_grad_()], torch.ones_like(q)
+    )
     assert torch.equal(found[0], spread[0])
     torch.testing.assert_close(found[4], spread[4].sum(dim=0))
 
@@ -146,7 +149,10 @@ def test_nan_outside_the_mask_is_not_hidden():
 
 def test_eps_at_the_ends_of_the_range_gives_zeros_never_nan():
     for scale in (1e-30, 1e-20, 1e20, 1e30):
-        inputs = [x.detach().mul(s).requires_grad_() for x, s in zip(random_inputs(dtype=torch.float32), (scale, scale, 1, 1), strict=True)]
+        inputs = [
+            x.detach().mul(s).requires_grad_()
+            for x, s in zip(random_inputs(dtype=torch.float32), (scale, scale, 1, 1), strict=True)
+        ]
         out, *gradients = with_gradients(polarity_attention, inputs, torch.ones_like(inputs[0]), eps=1e-6)
         wanted = truth(inputs, torch.ones_like(inputs[0]), eps=1e-6)[0]
         assert not any(x.isnan().any() for x in (out, *gradients))
@@ -187,10 +193,16 @@ def test_opcheck_passes_for_both_registered_operators(masked):
 
 def test_compiles_as_one_graph_with_dynamic_batch_and_length():
     compiled = torch.compile(polarity_attention, fullgraph=True, dynamic=True)
-    for shape in ({"batch": 2, "queries": 7, "keys": 5}, {"batch": 3, "queries": 9, "keys": 11}, {"batch": 4, "queries": 12, "keys": 6}):
+    for shape in (
+        {"batch": 2, "queries": 7, "keys": 5},
+        {"batch": 3, "queries": 9, "keys": 11},
+        {"batch": 4, "queries": 12, "keys": 6},
+    ):
         inputs = random_inputs(dtype=torch.float32, **shape)
         cotangent = torch.randn_like(inputs[0])
-        for a, b in zip(with_gradients(compiled, inputs, cotangent), with_gradients(polarity_attention, inputs, cotangent), strict=True):
+        for a, b in zip(
+            with_gradients(compiled, inputs, cotangent), with_gradients(polarity_attention, inputs, cotangent), strict=True
+        ):
             torch.testing.assert_close(a, b)
     assert len(torch._dynamo.utils.counters["graph_break"]) == 0
 
@@ -237,7 +249,9 @@ def _flops(function):
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "strided"])
-@pytest.mark.parametrize("options", [{}, {"eps": 1e-3}, {"mask": torch.tensor(MASKS["some keys"])}], ids=["plain", "eps", "mask"])
+@pytest.mark.parametrize(
+    "options", [{}, {"eps": 1e-3}, {"mask": torch.tensor(MASKS["some keys"])}], ids=["plain", "eps", "mask"]
+)
 def test_n5_gradcheck_and_gradgradcheck(options, layout):
     def function(q, k, v, power):
         if layout == "strided":
@@ -270,7 +284,9 @@ def test_third_derivatives_are_those_of_the_plain_path():
             value = gradient.square().sum()
         return torch.autograd.grad(value, inputs[0])[0]
 
-    torch.testing.assert_close(third(polarity_attention), third(lambda *t: linear.forward(*t, None, 0.0)[0]), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(
+        third(polarity_attention), third(lambda *t: linear.forward(*t, None, 0.0)[0]), rtol=1e-8, atol=1e-8
+    )
 
 
 def test_reference_backend_is_the_oracle():
@@ -292,20 +308,50 @@ def _bad_inputs():
         "width": ((q, k[..., :4], v[..., :4], power), {}, ValueError, "head width must agree"),
         "v and k": ((q, k, v[:, :, :4], power), {}, ValueError, "v has shape (2, 3, 4, 6) but k has shape (2, 3, 5, 6)"),
         "width 1": ((q[..., :1], k[..., :1], v[..., :1], power[..., :1]), {}, ValueError, "head width 1; give at least 2"),
-        "power shape": ((q, k, v, power[:2]), {}, ValueError, "power has shape (2, 6) but q has 3 heads of width 6; give power of shape (3, 6) or (6,)"),
+        "power shape": (
+            (q, k, v, power[:2]),
+            {},
+            ValueError,
+            "power has shape (2, 6) but q has 3 heads of width 6; give power of shape (3, 6) or (6,)",
+        ),
         "power of four axes": ((q, k, v, power[None, :, None]), {}, ValueError, "give power of shape (3, 6) or (6,)"),
-        "mask shape": ((q, k, v, power), {"mask": mask[:, :4]}, ValueError, "mask has shape (2, 4) but there are 2 samples of 5 keys"),
-        "mask dtype": ((q, k, v, power), {"mask": mask.float()}, TypeError, "mask has dtype torch.float32; give a boolean mask"),
+        "mask shape": (
+            (q, k, v, power),
+            {"mask": mask[:, :4]},
+            ValueError,
+            "mask has shape (2, 4) but there are 2 samples of 5 keys",
+        ),
+        "mask dtype": (
+            (q, k, v, power),
+            {"mask": mask.float()},
+            TypeError,
+            "mask has dtype torch.float32; give a boolean mask",
+        ),
         "mask list": ((q, k, v, power), {"mask": mask.tolist()}, TypeError, "mask is a list"),
         "integers": ((q.long(), k, v, power), {}, TypeError, "q has dtype torch.int64; give a floating-point tensor"),
         "integer power": ((q, k, v, power.long()), {}, TypeError, "power has dtype torch.int64"),
         "complex": ((q.cfloat(), k, v, power), {}, TypeError, "q has dtype torch.complex64"),
         "array": ((q.numpy(), k, v, power), {}, TypeError, "q is a ndarray; give a torch.Tensor"),
-        "dtypes": ((q, k.half(), v, power), {}, TypeError, "q, k and v have dtypes torch.float32, torch.float16 and torch.float32"),
-        "narrow power": ((q, k, v, power.half()), {}, TypeError, "power has dtype torch.float16, which cannot hold torch.float32"),
+        "dtypes": (
+            (q, k.half(), v, power),
+            {},
+            TypeError,
+            "q, k and v have dtypes torch.float32, torch.float16 and torch.float32",
+        ),
+        "narrow power": (
+            (q, k, v, power.half()),
+            {},
+            TypeError,
+            "power has dtype torch.float16, which cannot hold torch.float32",
+        ),
         "bf16 power for fp16": ((q.half(), k.half(), v.half(), power.bfloat16()), {}, TypeError, "cannot hold torch.float16"),
         "devices": ((q, k.to("meta"), v, power), {}, ValueError, "different devices (q on cpu, k on meta"),
-        "backend": ((q, k, v, power), {"backend": "tritn"}, ValueError, "backend is 'tritn'; choose one of auto, torch, reference"),
+        "backend": (
+            (q, k, v, power),
+            {"backend": "tritn"},
+            ValueError,
+            "backend is 'tritn'; choose one of auto, torch, reference",
+        ),
         "negative eps": ((q, k, v, power), {"eps": -1e-6}, ValueError, "eps is -1e-06; give 0"),
         "eps not a number": ((q, k, v, power), {"eps": float("nan")}, ValueError, "eps is nan"),
     }
