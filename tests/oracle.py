@@ -34,7 +34,8 @@ def truth(inputs: list[Tensor], cotangent: Tensor, **options) -> list[Tensor]:
 
 def relative_error(found: Tensor, wanted: Tensor) -> float:
     """L2 error over L2 norm."""
-    return float((found.double() - wanted.double()).norm() / wanted.double().norm().clamp(min=1e-300))
+    found, wanted = found.detach().double(), wanted.detach().double()
+    return float((found - wanted).norm() / wanted.norm().clamp(min=1e-300))
 
 
 def relative_error_by_head(found: Tensor, wanted: Tensor) -> Tensor:

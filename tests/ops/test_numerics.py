@@ -119,6 +119,7 @@ def _special_rows():
     smallest, largest = 1e-45, torch.finfo(torch.float32).max
     some_zero = q * (torch.arange(4) > 0)[:, None]
     half_dead = k * (torch.arange(6) > 2)
+    low = torch.cat([torch.full((3,), 1e30), torch.full((3,), 1e-30)])
     return {
         "zero query": (some_zero, k),
         "all queries zero": (zero_q, k),
@@ -146,10 +147,7 @@ def _special_rows():
         "largest keys": (q, k.sign() * largest),
         "both ends": (q.sign() * largest, k.sign() * smallest),
         "other ends": (q.sign() * smallest, k.sign() * largest),
-        "ends in one row": (
-            torch.cat([q[..., :3] * 1e30, q[..., 3:] * 1e-30], -1),
-            torch.cat([k[..., :3] * 1e-30, k[..., 3:] * 1e30], -1),
-        ),
+        "ends in one row": (q * low, k / low),
         "ends in one column": (q, k * torch.tensor([1e30, 1.0, 1e-30, 1e15, 1e-15])[:, None]),
         "equal rows": (q[:, :, :1].expand_as(q), k[:, :, :1].expand_as(k)),
         "one query one key": (q[:, :, :1], k[:, :, :1]),

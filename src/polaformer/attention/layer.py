@@ -83,7 +83,8 @@ class AttentionLayer(nn.Module):
 
         grid: (height, width) of the tokens after the prefix, row by row; None: a plain sequence, convolved in one dimension.
         mask: (B, N), or (B, M) with a context; True where the token exists (the opposite of PyTorch's `key_padding_mask`).
-            What lies under it influences nothing else.
+            What lies under it influences nothing else; a token that does not exist is no query either. To hide tokens as
+            keys only, give them as the context too: `layer(x, context=x, mask=mask)`.
         context: (B, M, C), where keys and values come from instead of x. The convolution branch is left out unless M = N.
         """
         x, source, size = self._inputs(x, grid, mask, context)

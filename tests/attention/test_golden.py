@@ -1,0 +1,85 @@
+"""The layer against tensors that the authors' own code produced."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from oracle import relative_error
+from polaformer.attention import AttentionLayer, PolaAttention, create
+
+# file → grid, heads, reduction
+POLA = {
+    "attn_pvt_sr1": ((6, 6), 2, 1),
+    "attn_pvt_sr1_nonsquare": ((4, 6), 4, 1),
+    "attn_pvt_sr2": ((8, 8), 2, 2),
+    "attn_swin_window": ((7, 7), 2, 1),
+}
+SOFTMAX = {"rivals/softmax_pvt_sr1": ((6, 6), 2, 1), "rivals/softmax_pvt_sr2": ((8, 8), 2, 2)}
+
+
+def build(name):
+    if name in POLA:
+        grid, heads, reduction = POLA[name]
+        return PolaAttention(32, heads, key_positions=grid, reduction=reduction, eps=1e-6), grid
+    grid, heads, reduction = SOFTMAX[name]
+    core = create("softmax", num_heads=heads, head_dim=32 // heads)
+    return AttentionLayer(32, heads, core, reduction=reduction), grid
+
+
+def published_names(layer, kind):
+    """Our parameters, or their gradients, under the authors' names and in their shapes; both the PVT and the Swin form."""
+    ours = {n: p.grad if kind == "grad" else p.detach() for n, p in layer.named_parameters()}
+    renamed = {
+        "core.power": ("power", lambda x: x[None, :, None]),
+        "core.scale": ("scale", lambda x: x.reshape(1, 1, -1)),
+        "key_positions.rows": ("positional_encoding", lambda x: x[None]),
+    }
+    moved = {"conv.": "dwc.", "key_reduction.conv.": "sr.", "key_reduction.norm.": "norm."}
+    out = {}
+    for name, tensor in ours.items():
+        if name in renamed:
+            published, change = renamed[name]
+            out[published] = change(tensor)
+        elif any(name.startswith(prefix) for prefix in moved):
+            prefix = next(p for p in moved if name.startswith(p))
+            out[name.replace(prefix, moved[prefix], 1)] = tensor
+        else:
+            out[name] = tensor
+    for part in ("weight", "bias"):
+        q, k, v = out.pop(f"qkv.{part}").chunk(3)
+        gate = out.pop(f"gate.{part}", q[:0])
+        out |= {f"q.{part}": q, f"kv.{part}": torch.cat([k, v]), f"qg.{part}": torch.cat([q, gate])}
+        out[f"qkvg.{part}"] = torch.cat([q, k, v, gate])
+    return out
+
+
+@pytest.mark.parametrize("name", [*POLA, *SOFTMAX])
+def test_the_layer_reproduces_the_authors_layer(golden, name):
+    data = load_file(golden / f"{name}.safetensors")
+    layer, grid = build(name)
+    layer.load_state_dict({k.removeprefix("param."): v for k, v in data.items() if k.startswith("param.")}, strict=True)
+
+    x = data["input"].clone().requires_grad_()
+    out = layer(x, grid=grid)
+    (out * data["grad_output"]).sum().backward()
+    assert relative_error(out, data["output"]) <= 2e-6
+    assert (out - data["output"]).abs().max() <= 2e-6 * data["output"].abs().max()
+    assert relative_error(x.grad, data["grad_input"]) <= 2e-6
+
+    gradients = published_names(layer, "grad")
+    wanted = {k.removeprefix("grad_param."): v for k, v in data.items() if k.startswith("grad_param.")}
+    assert len(wanted) >= 4
+    for parameter, gradient in wanted.items():
+        assert relative_error(gradients[parameter], gradient) <= 1e-5, parameter
+
+
+@pytest.mark.parametrize("name", [*POLA, *SOFTMAX])
+def test_the_layer_reproduces_the_authors_layer_in_float64(golden, name):
+    data = load_file(golden / f"{name}.safetensors")
+    layer, grid = build(name)
+    layer.load_state_dict({k.removeprefix("param."): v for k, v in data.items() if k.startswith("param.")}, strict=True)
+    x = data["input"].double().requires_grad_()
+    out = layer.double()(x, grid=grid)
+    (gradient,) = torch.autograd.grad((out * data["grad_output"].double()).sum(), x)
+    assert relative_error(out, data["output_f64"]) <= 1e-10
+    assert relative_error(gradient, data["grad_input_f64"]) <= 1e-10

@@ -1,0 +1,498 @@
+"""The layer: what it computes, on grids and sequences, with masks and contexts, and what it refuses."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from polaformer import PolaAttention
+from polaformer.attention import AttentionLayer, create
+from polaformer.attention.tables import resize_rows
+
+GRID = (4, 5)
+
+
+def randomise(layer):
+    """Non-trivial values in every parameter, so that nothing is hidden behind a zero."""
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return layer
+
+
+def pola(dim=12, num_heads=2, **options):
+    return randomise(PolaAttention(dim, num_heads, **options)).double()
+
+
+def tokens(num=20, dim=12, batch=2):
+    return torch.randn(batch, num, dim, dtype=torch.float64)
+
+
+def by_hand(layer, x, grid):
+    """Steps 1 to 10 of the authors' layer at reduction 1, written out once more, with explicit N×N maps."""
+    batch, num, dim = x.shape
+    heads = layer.num_heads
+    q, k, v = F.linear(x, layer.qkv.weight, layer.qkv.bias).split(dim, dim=-1)
+    k = k + layer.key_positions.rows
+    scale = F.softplus(layer.core.scale).reshape(-1)
+    q, k, v = ((t.reshape(batch, num, heads, -1).transpose(1, 2)) for t in (q / scale, k / scale, v))
+    power = (1 + layer.core.alpha * torch.sigmoid(layer.core.power))[:, None]
+    plus, minus = (lambda t: t.relu() ** power), (lambda t: (-t).relu() ** power)
+    same = plus(q) @ plus(k).mT + minus(q) @ minus(k).mT
+    opposite = plus(q) @ minus(k).mT + minus(q) @ plus(k).mT
+    half = (v.shape[-1] + 1) // 2
+    out = torch.cat([w / w.sum(-1, keepdim=True) @ part for w, part in ((same, v[..., :half]), (opposite, v[..., half:]))], -1)
+    image = v.mT.reshape(batch * heads, -1, *grid)
+    out = out + layer.conv(image).reshape(batch, heads, -1, num).mT
+    out = out.transpose(1, 2).reshape(batch, num, dim)
+    return layer.proj(out * F.linear(x, layer.gate.weight, layer.gate.bias))
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_the_layer_is_its_formula(heads):
+    layer, x = pola(num_heads=heads, key_positions=GRID), tokens()
+    torch.testing.assert_close(layer(x, grid=GRID), by_hand(layer, x, GRID))
+
+
+def test_every_parameter_gets_a_gradient():
+    layer = pola(key_positions=GRID, reduction=2)
+    layer(tokens(), grid=GRID).square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in layer.parameters())
+
+
+def test_gradients_of_the_whole_layer_in_float64():
+    layer = pola(dim=4, key_positions=(2, 3))
+    x = tokens(6, 4, batch=1).requires_grad_()
+    names = [n for n, _ in layer.named_parameters()]
+
+    def function(x, *parameters):
+        return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x,), {"grid": (2, 3)})
+
+    assert torch.autograd.gradcheck(function, (x, *layer.parameters()), atol=1e-7, rtol=1e-5)
+
+
+def test_as_published_at_initialisation():
+    layer = PolaAttention(64, 2, key_positions=GRID, reduction=2)
+    assert (layer.core.exponent() == 3).all()
+    assert (layer.key_positions.rows == 0).all()
+    for linear in (layer.qkv, layer.proj, layer.gate):
+        assert 0.015 < linear.weight.std() < 0.025
+        assert (linear.bias == 0).all()
+    names = {n for n, _ in layer.named_parameters()}
+    assert names == {
+        "qkv.weight", "qkv.bias", "proj.weight", "proj.bias", "gate.weight", "gate.bias", "conv.weight", "conv.bias",
+        "core.power", "core.scale", "key_positions.rows",
+        "key_reduction.conv.weight", "key_reduction.conv.bias", "key_reduction.norm.weight", "key_reduction.norm.bias",
+    }  # fmt: skip
+
+
+def test_on_a_sequence_the_convolution_is_one_dimensional():
+    layer, x = pola(), tokens()
+    _, _, v = layer.qkv(x).chunk(3, dim=-1)
+    without = layer.proj(0 * v)
+    layer.core.forward = lambda q, k, v, **_: torch.zeros_like(v)
+    images = v.reshape(2, 20, 2, 6).permute(0, 2, 3, 1).flatten(0, 1)  # (B·heads, D, N)
+    wanted = F.conv1d(images, layer.conv.weight[:, :, 2], layer.conv.bias, padding=2, groups=6)
+    wanted = wanted.reshape(2, 2, 6, 20).permute(0, 3, 1, 2).flatten(2) * layer.gate(x, GRID)
+    torch.testing.assert_close(layer(x) - without, layer.proj(wanted) - without)
+
+
+def test_a_flat_kernel_has_the_parameters_of_a_convolution_over_sequences():
+    layer = pola(dim=64, kernel_size=(1, 5))
+    assert sum(p.numel() for p in layer.conv.parameters()) == 32 * 5 + 32
+    assert layer(tokens(dim=64)).shape == (2, 20, 64)
+
+
+def test_without_convolution_tokens_can_be_permuted():
+    order = torch.randperm(20)
+    layer, x = pola(conv=None), tokens()
+    torch.testing.assert_close(layer(x[:, order]), layer(x)[:, order])
+    with_convolution = pola()
+    assert not torch.allclose(with_convolution(x[:, order], grid=GRID), with_convolution(x, grid=GRID)[:, order])
+
+
+def test_the_deformable_branch_starts_as_a_plain_convolution_and_then_deforms():
+    layer, x = pola(conv="deformable"), tokens()
+    deform = layer.conv.deform
+    image = torch.randn(3, 6, *GRID, dtype=torch.float64)
+    moved = layer.conv(image)
+    nn.init.zeros_(layer.conv.offsets.weight)
+    nn.init.zeros_(layer.conv.offsets.bias)
+    plain = F.conv2d(image, deform.weight, deform.bias, padding=2, groups=6)
+    torch.testing.assert_close(layer.conv(image), plain)
+    assert not torch.allclose(moved, plain)
+    assert layer(x, grid=GRID).isfinite().all()
+    assert (PolaAttention(12, 2, conv="deformable").conv.offsets.weight == 0).all()
+
+
+@pytest.mark.parametrize("gate", ["linear", "matrix"])
+@pytest.mark.parametrize("init", ["default", "kaiming_uniform", "zeros", "normal", "uniform", "ones"])
+def test_a_models_own_initialisation_does_not_overwrite_the_gate(gate, init):
+    layer = PolaAttention(64, 2, gate=gate, gate_init=init, key_positions=(8, 8))
+    weight = layer.gate.weight if gate == "linear" else layer.gate.rows
+    before = weight.detach().clone()
+
+    def own_initialisation(module):
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.constant_(module.weight, 7.0)
+
+    nn.Sequential(layer).apply(own_initialisation)
+    assert (layer.qkv.weight == 7).all()
+    assert torch.equal(weight, before)
+    spread = {"zeros": 0.0, "ones": 0.0, "normal": 1.0, "uniform": 12**-0.5, "kaiming_uniform": 64**-0.5 / 3**0.5}
+    spread["default"] = 0.02 if gate == "linear" else spread["kaiming_uniform"]
+    assert before.std().item() == pytest.approx(spread[init], rel=0.1, abs=1e-6)
+    assert before.mean().item() == pytest.approx({"ones": 1.0, "uniform": 0.5}.get(init, 0.0), abs=0.05)
+
+
+def test_the_matrix_gate_is_a_free_factor_for_each_token_and_channel():
+    layer, x = pola(gate="matrix", key_positions=GRID), tokens()
+    gated = layer(x, grid=GRID)
+    factors = layer.gate.rows.detach().clone()
+    nn.init.ones_(layer.gate.rows)
+    layer.proj, projection = nn.Identity(), layer.proj
+    torch.testing.assert_close(projection(layer(x, grid=GRID) * factors), gated)
+    assert layer(tokens(6), grid=(2, 3)).shape == (2, 6, 12)
+
+
+def test_without_a_gate_nothing_is_multiplied():
+    layer, x = pola(gate=None), tokens()
+    gated = pola(gate="linear")
+    gated.load_state_dict(layer.state_dict() | {"gate.weight": torch.zeros(12, 12), "gate.bias": torch.ones(12)})
+    torch.testing.assert_close(layer(x, grid=GRID), gated(x, grid=GRID))
+
+
+def test_the_key_table_is_added_to_keys_alone():
+    layer, x = pola(key_positions=GRID), tokens()
+    plain = pola(key_positions=None)
+    state = layer.state_dict()
+    rows = state.pop("key_positions.rows")
+    plain.load_state_dict(state)
+    assert not torch.allclose(layer(x, grid=GRID), plain(x, grid=GRID))
+    nn.init.zeros_(layer.key_positions.rows)
+    torch.testing.assert_close(layer(x, grid=GRID), plain(x, grid=GRID))
+    assert rows.shape == (20, 12)
+
+
+def test_the_key_table_is_resized_bicubically_to_other_grids():
+    layer = pola(key_positions=GRID)
+    other = pola(key_positions=(6, 3))
+    image = layer.key_positions.rows.detach().T.reshape(1, 12, *GRID)
+    resized = F.interpolate(image.float(), size=(6, 3), mode="bicubic", align_corners=False).double()
+    other.load_state_dict(layer.state_dict() | {"key_positions.rows": resized[0].flatten(1).T})
+    x = tokens(18)
+    torch.testing.assert_close(layer(x, grid=(6, 3)), other(x, grid=(6, 3)), rtol=1e-6, atol=1e-6)
+
+
+def test_resizing_to_the_same_size_changes_nothing():
+    rows = torch.randn(20, 3)
+    torch.testing.assert_close(resize_rows(rows, GRID, GRID), rows)
+
+
+def test_a_table_for_sequences_follows_the_length():
+    layer = pola(key_positions=20)
+    assert layer.key_positions.rows.shape == (20, 12)
+    assert layer(tokens(20)).shape == (2, 20, 12)
+    assert layer(tokens(31)).shape == (2, 31, 12)
+
+
+def test_reduction_attends_to_one_key_for_each_square():
+    layer, x = pola(key_positions=(4, 6), reduction=2), tokens(24)
+    maps = layer.maps(x, grid=(4, 6))
+    assert maps["same"].shape == (2, 2, 24, 6)
+    assert layer.key_positions.rows.shape == (6, 12)
+
+
+def test_a_grid_that_the_reduction_does_not_divide_is_padded_not_cropped():
+    layer, x = pola(reduction=2, conv=None), tokens(15)
+    out = layer(x, grid=(3, 5))
+    changed = x.clone()
+    changed[:, -1] += 1.0  # the last corner, which cropping would drop from the keys
+    others = slice(0, 14)
+    assert not torch.allclose(layer(changed, grid=(3, 5))[:, others], out[:, others])
+    image = F.pad(x.mT.unflatten(-1, (3, 5)), (0, 1, 0, 1))
+    padded = image.flatten(2).mT
+    torch.testing.assert_close(layer(padded, grid=(4, 6)).unflatten(1, (4, 6))[:, :3, :5].flatten(1, 2), out)
+
+
+def test_a_reduced_key_exists_if_any_of_its_pixels_does():
+    layer, x = pola(reduction=2), tokens(24)
+    mask = torch.zeros(2, 4, 6, dtype=torch.bool)
+    mask[:, 1, 1] = mask[:, 2:, 2:4] = True
+    weights = layer.maps(x, grid=(4, 6), mask=mask.flatten(1))["same"]
+    seen = (weights.sum(dim=(1, 2)) > 0).tolist()
+    assert seen == [[True, False, False, False, True, False]] * 2
+
+
+def test_prefix_tokens_skip_the_convolution():
+    layer, x = pola(num_prefix_tokens=1), tokens(21)
+    layer.core.forward = lambda q, k, v, **_: torch.zeros_like(q)
+    out = layer(x, grid=GRID)
+    torch.testing.assert_close(out[:, 0], layer.proj.bias.expand(2, -1))
+    without_prefix = pola(num_prefix_tokens=0)
+    without_prefix.load_state_dict(layer.state_dict())
+    without_prefix.core.forward = layer.core.forward
+    torch.testing.assert_close(out[:, 1:], without_prefix(x[:, 1:], grid=GRID))
+
+
+def test_prefix_tokens_bypass_the_reduction_and_keep_their_table_rows():
+    layer, x = pola(num_prefix_tokens=2, reduction=2, key_positions=(4, 6)), tokens(26)
+    assert layer.key_positions.rows.shape == (2 + 6, 12)
+    assert layer.maps(x, grid=(4, 6))["same"].shape == (2, 2, 26, 8)
+    assert torch.equal(layer.key_positions((5, 5))[:2], layer.key_positions.rows[:2])
+    assert layer(tokens(2 + 35), grid=(5, 7)).shape == (2, 37, 12)
+    mask = torch.ones(2, 26, dtype=torch.bool)
+    mask[:, 1] = False
+    assert (layer.maps(x, grid=(4, 6), mask=mask)["same"][..., 1] == 0).all()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"reduction": 2}, {"num_prefix_tokens": 1}, {"conv": "deformable"}, {"gate": None}], ids=str
+)
+@pytest.mark.parametrize("poison", [float("nan"), 1e6])
+def test_content_under_the_mask_changes_no_other_token_and_no_gradient(options, poison):
+    layer = pola(**options)
+    x = tokens(20 + options.get("num_prefix_tokens", 0))
+    mask = torch.rand(x.shape[:2]) > 0.4
+    mask[:, 0] = True
+
+    def run(x):
+        layer.zero_grad()
+        out = layer(x, grid=GRID, mask=mask)[mask]
+        out.square().sum().backward()
+        return [out.detach(), *(p.grad.clone() for p in layer.parameters())]
+
+    clean, poisoned = run(x), run(torch.where(mask[..., None], x, poison))
+    for a, b in zip(clean, poisoned, strict=True):
+        assert b.isfinite().all()
+        torch.testing.assert_close(a, b)
+
+
+def test_padding_an_image_on_the_right_and_below_changes_nothing():
+    layer, x = pola(), tokens(12).unflatten(1, (3, 4))
+    padded = F.pad(x, (0, 0, 0, 2, 0, 3), value=5.0)
+    mask = F.pad(torch.ones(2, 3, 4), (0, 2, 0, 3)).bool()
+    alone = layer(x.flatten(1, 2), grid=(3, 4))
+    in_batch = layer(padded.flatten(1, 2), grid=(6, 6), mask=mask.flatten(1)).unflatten(1, (6, 6))[:, :3, :4]
+    torch.testing.assert_close(in_batch.flatten(1, 2), alone)
+
+
+def test_context_gives_keys_and_values():
+    layer, x, context = pola(conv=None), tokens(7), tokens(11)
+    maps = layer.maps(x, context=context)
+    assert maps["same"].shape == (2, 2, 7, 11)
+    everything = torch.cat([x, context], dim=1)
+    hidden = torch.arange(18).expand(2, -1) >= 7
+    torch.testing.assert_close(layer(x, context=context), layer(everything, context=everything, mask=hidden)[:, :7])
+
+
+def test_a_context_of_the_same_tokens_hides_keys_but_keeps_queries():
+    layer, x = pola(), tokens()
+    mask = torch.rand(2, 20) > 0.3
+    as_tokens, as_keys = layer(x, grid=GRID, mask=mask), layer(x, grid=GRID, mask=mask, context=x)
+    torch.testing.assert_close(as_tokens[mask], as_keys[mask])
+    assert not torch.allclose(as_tokens[~mask], as_keys[~mask])
+
+
+def test_the_convolution_needs_a_context_as_long_as_x():
+    layer, x = pola(), tokens(20)
+    silent = pola(conv=None)
+    silent.load_state_dict({k: v for k, v in layer.state_dict().items() if not k.startswith("conv.")})
+    shorter, equal = tokens(9), tokens(20)
+    torch.testing.assert_close(layer(x, grid=GRID, context=shorter), silent(x, grid=GRID, context=shorter))
+    assert not torch.allclose(layer(x, grid=GRID, context=equal), silent(x, grid=GRID, context=equal))
+    torch.testing.assert_close(layer(x, grid=GRID, context=x.clone()), layer(x, grid=GRID))
+
+
+def test_a_mask_belongs_to_the_context():
+    layer, x, context = pola(conv=None), tokens(7), tokens(11)
+    mask = torch.arange(11).expand(2, -1) < 6
+    torch.testing.assert_close(layer(x, context=context, mask=mask), layer(x, context=context[:, :6]))
+
+
+@pytest.mark.parametrize("polarity", ["both", "same", "positive", "subtract"])
+@pytest.mark.parametrize("options", [{}, {"reduction": 2}, {"num_prefix_tokens": 1}, {"key_positions": GRID}], ids=str)
+def test_maps_are_what_forward_applies(options, polarity):
+    layer = pola(conv=None, gate=None, polarity=polarity, **options)
+    x = tokens(20 + options.get("num_prefix_tokens", 0))
+    mask = torch.rand(x.shape[:2]) > 0.2
+    seen = {}
+    core = layer.core.forward
+    layer.core.forward = lambda q, k, v, **kw: core(q, k, seen.setdefault("v", v), **kw)
+    out = layer(x, grid=GRID, mask=mask)
+    maps, v = layer.maps(x, grid=GRID, mask=mask), seen["v"]
+    parts = [maps["same"] @ v[..., :3], maps["opposite"] @ v[..., 3:]] if polarity == "both" else [maps[polarity] @ v]
+    torch.testing.assert_close(out, layer.proj(torch.cat(parts, -1).transpose(1, 2).flatten(2)), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["softmax", "linear"])
+def test_the_layer_takes_any_core(name):
+    core = create(name, num_heads=2, head_dim=6)
+    layer = randomise(AttentionLayer(12, 2, core, conv="depthwise", gate="linear", reduction=2)).double()
+    mask = torch.rand(2, 20) > 0.3
+    assert layer(tokens(), grid=GRID, mask=mask).isfinite().all()
+    assert layer.maps(tokens(), grid=GRID, mask=mask)[name].shape == (2, 2, 20, 6)
+
+
+def test_softmax_layer_is_multi_head_attention():
+    layer = randomise(AttentionLayer(12, 2, create("softmax", num_heads=2, head_dim=6))).double()
+    twin = nn.MultiheadAttention(12, 2, batch_first=True).double()
+    twin.load_state_dict({
+        "in_proj_weight": layer.qkv.weight, "in_proj_bias": layer.qkv.bias,
+        "out_proj.weight": layer.proj.weight, "out_proj.bias": layer.proj.bias,
+    })  # fmt: skip
+    x, mask = tokens(), torch.rand(2, 20) > 0.3
+    torch.testing.assert_close(layer(x, mask=mask)[mask], twin(x, x, x, key_padding_mask=~mask)[0][mask])
+
+
+@pytest.mark.parametrize("form", ["pvt", "swin"])
+def test_strict_loading_accepts_the_authors_names_inside_a_model(form):
+    layer = pola(key_positions=GRID, reduction=2 if form == "pvt" else 1)
+    ours = layer.state_dict()
+    published = {
+        "attn.power": ours["core.power"].reshape(1, 2, 1, 6),
+        "attn.scale": ours["core.scale"].reshape(1, 1, 12),
+        "attn.positional_encoding": ours["key_positions.rows"][None],
+    }
+    for kind in ("weight", "bias"):
+        q, k, v = ours[f"qkv.{kind}"].chunk(3)
+        gate = ours[f"gate.{kind}"]
+        published |= {f"attn.proj.{kind}": ours[f"proj.{kind}"], f"attn.dwc.{kind}": ours[f"conv.{kind}"]}
+        if form == "pvt":
+            published |= {f"attn.qg.{kind}": torch.cat([q, gate]), f"attn.kv.{kind}": torch.cat([k, v])}
+            published |= {
+                f"attn.sr.{kind}": ours[f"key_reduction.conv.{kind}"],
+                f"attn.norm.{kind}": ours[f"key_reduction.norm.{kind}"],
+            }
+        else:
+            published[f"attn.qkvg.{kind}"] = torch.cat([q, k, v, gate])
+    given = dict(published)
+    other = nn.ModuleDict({"attn": pola(key_positions=GRID, reduction=2 if form == "pvt" else 1)})
+    other.load_state_dict(published, strict=True)
+    assert published.keys() == given.keys()
+    torch.testing.assert_close(other["attn"](tokens_ := tokens(), grid=GRID), layer(tokens_, grid=GRID))
+
+
+def test_strict_loading_reports_published_tensors_that_do_not_fit():
+    layer = pola()
+    state = layer.state_dict()
+    state["power"] = torch.zeros(1, 3, 1, 6)
+    del state["core.power"]
+    with pytest.raises(RuntimeError, match=r"size mismatch for core.power: .*\[1, 3, 1, 6\]"):
+        layer.load_state_dict(state)
+
+
+def test_state_dict_round_trip_is_bitwise():
+    layer, x = pola(key_positions=GRID, gate="matrix"), tokens()
+    other = pola(key_positions=GRID, gate="matrix")
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other(x, grid=GRID), layer(x, grid=GRID))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_modules_and_autocast(dtype):
+    layer, x = PolaAttention(32, 2, key_positions=GRID), tokens(dim=32).float()
+    wanted = layer(x, grid=GRID)
+    with torch.autocast("cpu", dtype=dtype):
+        cast = layer(x, grid=(5, 4))
+        assert cast.dtype == dtype
+        cast.float().sum().backward()
+    torch.testing.assert_close(layer(x, grid=(5, 4)), cast.float(), rtol=0.1, atol=2e-3)
+    pure = layer.to(dtype)(x.to(dtype), grid=GRID)
+    assert pure.dtype == dtype
+    torch.testing.assert_close(pure.float(), wanted, rtol=0.1, atol=2e-3)
+
+
+def test_the_layer_compiles_as_one_graph():
+    layer, x = randomise(PolaAttention(12, 2, key_positions=GRID)), tokens().float()
+    compiled = torch.compile(lambda x: layer(x, grid=GRID), fullgraph=True)
+    torch.testing.assert_close(compiled(x), layer(x, grid=GRID), rtol=1e-4, atol=1e-4)
+
+
+def test_the_layer_exports_to_plain_operations():
+    class OnAGrid(nn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return self.layer(x, grid=GRID)
+
+    model, x = OnAGrid(randomise(PolaAttention(12, 2, key_positions=GRID))), tokens().float()
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    targets = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    assert all(target.startswith("aten.") or "getitem" in target for target in targets), targets
+    x = tokens(batch=3).float()
+    torch.testing.assert_close(program.module()(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dim": 13}, "dim 13 cannot be shared out among 2 heads; give a multiple of 2"),
+        ({"num_heads": 0}, "got dim 12 and 0 heads"),
+        ({"num_heads": 12}, "head width is 1, but each polarity needs a channel of v; use fewer heads"),
+        ({"conv": "dense"}, "conv is 'dense'; choose one of depthwise, deformable, None"),
+        ({"kernel_size": 4}, "kernel_size is (4, 4); give an odd number"),
+        ({"kernel_size": (1, 2, 3)}, "kernel_size is (1, 2, 3)"),
+        ({"gate": "sigmoid"}, "gate is 'sigmoid'; choose one of linear, matrix, None"),
+        ({"gate_init": "xavier"}, "gate_init is 'xavier'; choose one of default, kaiming_uniform"),
+        ({"gate": "matrix"}, "gate 'matrix' has one row for each token; say how many with key_positions"),
+        ({"polarity": "none"}, "polarity is 'none'; choose one of both, same, positive, subtract"),
+        ({"reduction": 0}, "reduction is 0; give a whole number, 1 for none"),
+        ({"key_positions": (0, 4)}, "key_positions is (0, 4); give (height, width)"),
+        ({"key_positions": 16, "reduction": 2}, "reduction and deformable convolution need a grid"),
+        ({"key_positions": 16, "conv": "deformable"}, "reduction and deformable convolution need a grid"),
+        ({"proj_drop": 1.5}, "proj_drop 1.5"),
+        ({"num_prefix_tokens": -1}, "num_prefix_tokens is -1"),
+        ({"alpha": -1.0}, "alpha is -1.0"),
+        ({"eps": -1.0}, "eps is -1.0"),
+        ({"backend": "fast"}, "backend is 'fast'"),
+    ],
+    ids=str,
+)
+def test_settings_that_do_not_fit_are_refused_at_construction(options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        PolaAttention(**({"dim": 12, "num_heads": 2} | options))
+
+
+@pytest.mark.parametrize(
+    ("settings", "call", "error", "message"),
+    [
+        ({}, {"x": tokens()[0]}, ValueError, "x has shape (20, 12); give (batch, tokens, 12)"),
+        ({}, {"x": tokens(dim=8)}, ValueError, "x has shape (2, 20, 8); give (batch, tokens, 12)"),
+        ({}, {"grid": (4, 4)}, ValueError, "x has 20 tokens but grid (4, 4) with 0 prefix tokens has 16"),
+        ({"num_prefix_tokens": 1}, {"grid": GRID}, ValueError, "grid (4, 5) with 1 prefix tokens has 21"),
+        ({"num_prefix_tokens": 21}, {}, ValueError, "x has 20 tokens, fewer than the 21 prefix tokens"),
+        (
+            {"key_positions": GRID},
+            {},
+            ValueError,
+            "has a table of key positions for a grid, which has no meaning",
+        ),
+        (
+            {"key_positions": 20},
+            {"grid": GRID},
+            ValueError,
+            "key_positions was given as a number of tokens",
+        ),
+        ({"reduction": 2}, {}, ValueError, "has a reduction of keys, which has no meaning on a sequence; give grid"),
+        ({"conv": "deformable"}, {}, ValueError, "has a deformable convolution, which has no meaning on a sequence"),
+        (
+            {},
+            {"mask": torch.ones(2, 19, dtype=torch.bool)},
+            ValueError,
+            "mask has shape (2, 19) but keys come from (2, 20)",
+        ),
+        ({}, {"mask": torch.ones(2, 20)}, TypeError, "mask has dtype torch.float32; give a boolean mask"),
+        ({}, {"context": tokens(9, 8)}, ValueError, "context has shape (2, 9, 8); give (batch, tokens, 12)"),
+        ({}, {"context": tokens(9, batch=3)}, ValueError, "context has 3 samples but x has 2"),
+        ({"reduction": 2}, {"grid": GRID, "context": tokens(9)}, ValueError, "a context of 9 tokens has no grid to reduce"),
+        ({"key_positions": GRID}, {"grid": GRID, "context": tokens(9)}, ValueError, "the table of key positions has 20 rows"),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, str) else "",
+)
+def test_calls_that_do_not_fit_are_refused(settings, call, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        PolaAttention(12, 2, **settings).double()(**({"x": tokens()} | call))

@@ -1,0 +1,95 @@
+"""The folders say which way data flows; these tests read the imports and the documents and hold them to it."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import polaformer
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "polaformer"
+# Data flows from left to right; a folder may import from itself and from what stands left of it.
+FLOW = ("ops", "attention", "backbones", "data", "tasks", "training", "recipes")
+# These look in from the side and may import all of the above; nothing of the above imports them.
+SIDE = ("analysis", "bench")
+FORBIDDEN_NAMES = {"utils", "helpers", "common", "misc"}
+
+
+def allowed(folder: str) -> set[str]:
+    if folder == "cli":
+        return {*FLOW, *SIDE, "cli"}
+    if folder in SIDE:
+        return {*FLOW, *SIDE}
+    return set(FLOW[: FLOW.index(folder) + 1])
+
+
+def imported_folders(path: Path) -> set[str]:
+    """The folders of this library that a file imports from, at any depth of indentation."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        modules = []
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import; say the whole name"
+            modules = [f"{node.module}.{alias.name}" if node.module == "polaformer" else node.module for alias in node.names]
+        parts = [module.split(".") for module in modules if module]
+        found |= {p[1] for p in parts if p[0] == "polaformer" and len(p) > 1}
+    return found & {*FLOW, *SIDE, "cli"}
+
+
+FILES = sorted(path for path in SOURCE.rglob("*.py") if path.parent != SOURCE)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_go_one_way(path):
+    folder = path.relative_to(SOURCE).parts[0]
+    assert imported_folders(path) <= allowed(folder)
+
+
+def test_the_test_of_imports_sees_imports():
+    """It would be worthless if it found none."""
+    assert imported_folders(SOURCE / "attention" / "pola.py") == {"ops", "attention"}
+    assert imported_folders(SOURCE / "ops" / "polarity.py") == {"ops"}
+
+
+def test_every_file_is_named_by_its_concept():
+    assert not [path for path in FILES if path.stem in FORBIDDEN_NAMES]
+
+
+def test_importing_the_package_is_light_and_names_load_on_first_use():
+    code = (
+        "import sys, polaformer; assert 'torch' not in sys.modules, 'torch'; "
+        "polaformer.polarity_attention; assert 'torch' in sys.modules; "
+        "assert all(hasattr(polaformer, name) for name in polaformer.__all__)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(AttributeError, match=r"has no attribute 'polarty_attention'; it has .*polarity_attention"):
+        _ = polaformer.polarty_attention
+
+
+def test_the_version_is_said_once():
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == polaformer.__version__
+    assert f"## {polaformer.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_readmes_change_map_and_links_name_files_that_exist():
+    text = (ROOT / "README.md").read_text()
+    rows = re.findall(r"^\| .+ \| `(.+?)`.* \| .+ \|$", text.split("## Change map")[1], flags=re.M)
+    assert len(rows) >= 8
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
+    for path in [*rows, *links]:
+        assert (ROOT / path).exists(), path
+
+
+def test_ci_runs_the_readmes_test_command():
+    assert "make test" in (ROOT / ".ci" / "run").read_text()
+    assert "make test" in (ROOT / "README.md").read_text()
