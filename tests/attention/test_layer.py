@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from polaformer import PolaAttention
 from polaformer.attention import AttentionLayer, create
@@ -70,6 +71,16 @@ def test_gradients_of_the_whole_layer_in_float64():
         return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x,), {"grid": (2, 3)})
 
     assert torch.autograd.gradcheck(function, (x, *layer.parameters()), atol=1e-7, rtol=1e-5)
+
+
+def test_eq10_the_layer_costs_what_the_formula_says():
+    """5NC² + 4NCd + k²NC multiplications, and 4NC for the two denominators; the gate's NC are no products of matrices."""
+    num, dim, heads, kernel = 20, 12, 2, 5
+    layer = PolaAttention(dim, heads, kernel_size=kernel)
+    with FlopCounterMode(display=False) as counter:
+        layer(tokens(num, dim, batch=1).float(), grid=GRID)
+    macs = 5 * num * dim**2 + 4 * num * dim * (dim // heads) + kernel**2 * num * dim + 4 * num * dim
+    assert counter.get_total_flops() == 2 * macs
 
 
 def test_as_published_at_initialisation():

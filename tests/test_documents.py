@@ -1,0 +1,24 @@
+"""The examples in the documents are run, each document as one program."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/guide.md"])
+def test_the_examples_run(document):
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / document).read_text(), flags=re.M | re.S)
+    assert len(blocks) >= 3
+    exec(compile("\n".join(blocks), document, "exec"), {})
+
+
+def test_tests_that_the_documents_name_exist():
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    for document in ("README.md", "docs/paper-in-code.md"):
+        named = re.findall(r"`(test_\w+)`", (ROOT / document).read_text())
+        assert named
+        missing = [name for name in named if f"def {name}(" not in tests]
+        assert not missing
