@@ -70,8 +70,10 @@ def test_a_masked_key_is_an_absent_key(label):
 def test_a_sample_without_keys_gives_zeros_and_finite_gradients(label):
     core = create(label, torch.float32)
     q, k, v = (x.requires_grad_() for x in qkv(torch.float32))
-    out = core(q, k, v, mask=torch.tensor([[False] * 5, [True] * 5]))
+    mask = torch.tensor([[False] * 5, [True] * 5])
+    out = core(q, k, v, mask=mask)
     assert (out[0] == 0).all()
+    assert all((m[0] == 0).all() for m in core.weights(q, k, mask=mask).values())
     assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), (q, k, v)))
 
 
