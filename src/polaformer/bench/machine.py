@@ -1,0 +1,72 @@
+"""What timings depend on: the machine, and what else it was doing."""
+
+import os
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class ProcessorUse:
+    """Seconds since some moment: those that all programs together spent computing, those of this one, those on the clock."""
+
+    everyone: float
+    own: float
+    clock: float
+
+
+def processor_use() -> ProcessorUse | None:
+    """The processor's counters now, to be compared with themselves later; None where the system does not tell (not Linux)."""
+    try:
+        counts = [int(count) for count in Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0].split()[1:9]]
+    except OSError:
+        return None
+    ticks = sum(counts) - sum(counts[3:5])  # all but idle and waiting for input
+    return ProcessorUse(ticks / os.sysconf("SC_CLK_TCK"), time.process_time(), time.perf_counter())
+
+
+def share_of_others(before: ProcessorUse | None, after: ProcessorUse | None) -> float | None:
+    """The share of the processor, 0 to 1, that other programs used between two moments: timings suffer from it."""
+    if before is None or after is None or after.clock <= before.clock:
+        return None
+    others = (after.everyone - before.everyone) - (after.own - before.own)
+    return max(0.0, others / ((after.clock - before.clock) * (os.cpu_count() or 1)))
+
+
+@contextmanager
+def using_threads(number: int | None) -> Iterator[None]:
+    """Lets torch use `number` threads inside, or as many as before for None."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if number is None else number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def fingerprint() -> dict[str, Any]:
+    """What a timing depends on: processor, cores, threads, versions, GPU. Neither host names nor paths."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "os": f"{platform.system()} {platform.machine()}",
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

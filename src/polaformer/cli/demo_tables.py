@@ -1,0 +1,126 @@
+"""The demo's findings as tables and as a record for JSON."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from math import log
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from polaformer import __version__
+from polaformer.cli.demo import POWER, QUERIES_AND_KEYS, SHAPE, Findings
+from polaformer.cli.output import machine_lines, new_table, print_all
+
+if TYPE_CHECKING:
+    from polaformer.bench.agreement import Difference
+    from polaformer.bench.measure import Timing
+
+
+def show(findings: Findings, paths: Sequence[Path]) -> None:
+    """Prints the tables, the machine, and where the files are."""
+    tables = (_agreement(findings), _safety(findings), _sharpness(findings), _times(findings))
+    print_all(*tables, *machine_lines(findings.machine), *(f"saved {path.as_posix()}" for path in paths))
+
+
+def as_record(findings: Findings, seed: int) -> dict[str, Any]:
+    """Everything as numbers and strings, for JSON."""
+    return {
+        "command": "demo",
+        "version": __version__,
+        "seed": seed,
+        "machine": findings.machine,
+        "shape": SHAPE,
+        "agreement": {dtype: {name: asdict(one) for name, one in found.items()} for dtype, found in findings.agreement.items()},
+        "safety": {
+            f"{size:g}": {form: {name: asdict(one) for name, one in found.items()} for form, found in forms.items()}
+            for size, forms in findings.safety.items()
+        },
+        "queries_and_keys": QUERIES_AND_KEYS,
+        "sharpness": [
+            {"mechanism": one.mechanism, "power": one.power, "entropy_nats": one.mean, "fraction_of_log_m": one.fraction}
+            for one in findings.sharpness
+        ],
+        "times": [point.as_record() for point in findings.points],
+        "slopes": findings.times()[2],
+    }
+
+
+def _agreement(findings: Findings) -> Table:
+    table = new_table(
+        "Agreement with the quadratic form",
+        "difference of",
+        *(f"{dtype}\n{kind}" for dtype in findings.agreement for kind in ("largest", "relative")),
+        caption=f"against explicit N×M maps in float64; (batch, heads, tokens, width) = {SHAPE}, powers 1 to 5;\n"
+        "largest: of the absolute differences; relative: ‖difference‖ / ‖truth‖",
+    )
+    for name in next(iter(findings.agreement.values())):
+        found = [differences[name] for differences in findings.agreement.values()]
+        label = name if name == "output" else f"gradient of {name}"
+        table.add_row(label, *(f"{value:.1e}" for one in found for value in (one.largest, one.relative)))
+    return table
+
+
+def _safety(findings: Findings) -> Table:
+    table = new_table(
+        "Safety: the same in float32 with q and k of any magnitude",
+        "q and k",
+        "output",
+        "worst gradient",
+        "NaN",
+        "zeros",
+        caption=f"relative differences from the float64 form, all powers {POWER:g}; NaN, zeros: share of the output;\n"
+        "published: the authors' formulation, with their eps = 1e-6",
+    )
+    for size, forms in findings.safety.items():
+        for form, found in forms.items():
+            output = found["output"]
+            shares = (f"{100 * share:.0f} %" for share in (output.nan_share, output.zero_share))
+            table.add_row(f"× {size:g}, {form}", f"{output.relative:.1e}", f"{_worst_gradient(found):.1e}", *shares)
+    return table
+
+
+def _worst_gradient(found: "dict[str, Difference]") -> float:
+    from polaformer.bench.agreement import worst
+
+    return worst({name: one for name, one in found.items() if name != "output"})
+
+
+def _sharpness(findings: Findings) -> Table:
+    num_keys = findings.sharpness[0].weights.shape[-1]
+    table = new_table(
+        "Sharpness: positive sequence entropy (Eq. 7), less is sharper",
+        "mechanism",
+        "power",
+        "mean entropy (nats)",
+        f"of ln {num_keys} = {log(num_keys):.3f}",
+        caption=f"Queries and keys: {QUERIES_AND_KEYS}",
+    )
+    for one in findings.sharpness:
+        power = "" if one.power is None else f"{one.power:g}"
+        name = "linear (ELU + 1)" if one.mechanism == "linear" else one.mechanism
+        table.add_row(name, power, f"{one.mean:.3f}", f"{100 * one.fraction:.1f} %")
+    return table
+
+
+def _times(findings: Findings) -> Table:
+    from polaformer.bench.length import NUM_HEADS, WIDTH
+
+    _, _, slopes = findings.times()
+    grows = "; ".join(f"{name}: time ∝ N^{power:.2f}" for name, power in slopes.items() if power is not None)
+    table = new_table(
+        f"Time of a forward pass, batch 1, {NUM_HEADS} heads of width {WIDTH}, float32, one thread",
+        "tokens N",
+        "polarity (ms)",
+        "SDPA (ms)",
+        "SDPA / polarity",
+        caption=f"medians, taken in turns; SDPA: torch's scaled_dot_product_attention; fitted: {grows or 'too few lengths'}",
+    )
+    for point in findings.points:
+        ratio = "" if point.speedup is None else f"{point.speedup:.2f}"
+        table.add_row(str(point.length), _milliseconds(point.polarity), _milliseconds(point.softmax), ratio)
+    return table
+
+
+def _milliseconds(timing: "Timing") -> str:
+    return f"skipped: would take ~{timing.estimate:.0f} s" if timing.median is None else f"{1e3 * timing.median:.2f}"

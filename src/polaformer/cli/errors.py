@@ -1,0 +1,21 @@
+"""Mistakes that end a command with one line and an exit code instead of a traceback."""
+
+INCORRECT, USAGE, CANNOT_WRITE, INTERRUPTED = 1, 2, 74, 130
+
+
+class CommandError(Exception):
+    """Ends the command; the message says where, what was given, what is allowed, and what to do."""
+
+    exit_code = INCORRECT
+
+
+class UsageError(CommandError):
+    """The options do not make sense."""
+
+    exit_code = USAGE
+
+
+class WriteError(CommandError):
+    """The results cannot be written."""
+
+    exit_code = CANNOT_WRITE

@@ -1,0 +1,114 @@
+"""What all commands share in what they show and write: tables and results on stdout, progress on stderr, files."""
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from polaformer.cli.errors import WriteError
+
+BUSY = 0.1  # share of the processor that other programs may use before timings are called doubtful
+
+
+def progress_bar() -> Progress:
+    """A bar on stderr with the name of the step, the share done, the time spent and the time left."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("left"))
+    return Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
+
+
+@contextmanager
+def steps(plan: Mapping[str, float]) -> Iterator[Callable[[str], None]]:
+    """A progress bar over the steps of `plan`, name → expected seconds; gives a function that is told which one begins."""
+    with progress_bar() as bar:
+        task = bar.add_task("", total=sum(plan.values()))
+        running: list[str] = []
+
+        def begin(name: str) -> None:
+            bar.update(task, description=name, advance=sum(plan[done] for done in running))
+            running[:] = [name]
+
+        yield begin
+        bar.update(task, description="done", completed=sum(plan.values()))
+
+
+def new_table(title: str, *columns: str, caption: str | None = None) -> Table:
+    """An empty table whose first column holds names and the others numbers, with a blank line above it."""
+    table = Table(title=f"\n{title}", caption=caption, title_justify="left", caption_justify="left")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right")
+    return table
+
+
+def print_all(*parts: Table | str) -> None:
+    """Tables and lines on stdout."""
+    with writing("standard output"):
+        for part in parts:
+            print_line(part) if isinstance(part, str) else Console().print(part)
+        sys.stdout.flush()
+
+
+def print_line(text: str, *, stderr: bool = False) -> None:
+    """One line as it is: not wrapped, not coloured, no markup."""
+    Console(stderr=stderr).print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def print_json(result: dict[str, Any]) -> None:
+    """The result as JSON on stdout."""
+    with writing("standard output"):
+        sys.stdout.write(to_json(result))
+        sys.stdout.flush()
+
+
+def to_json(result: dict[str, Any]) -> str:
+    """Strict JSON: numbers that are not finite become null."""
+    return json.dumps(_without_nan(result), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def prepare_folder(path: Path, option: str) -> None:
+    """Makes the folder and tries to write in it, so that a command fails before its work rather than after."""
+    with writing(f"{option} {path}"):
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+
+
+@contextmanager
+def writing(what: str) -> Iterator[None]:
+    """Turns a failure of the operating system inside into an error that names what could not be written."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise WriteError(f"cannot write to {what}: {reason}; give a place that exists or can be made, with room") from error
+
+
+def machine_lines(machine: dict[str, Any]) -> list[str]:
+    """The machine that timings are for, and a warning if it was busy with something else."""
+    gpu = f", {machine['gpu']}" if machine["gpu"] else ""
+    processor = f"{machine['cpu']}, {machine['cores']} cores{gpu}, torch threads: {machine['torch_threads']}"
+    versions = f"torch {machine['torch']}, Python {machine['python']}, {machine['os']}"
+    return [f"\nTimings are for this machine: {processor}, {versions}", *busy_lines(machine)]
+
+
+def busy_lines(machine: dict[str, Any]) -> list[str]:
+    """A warning if the machine was busy with something else while it was measured."""
+    others = machine["used_by_others"]
+    if others is None or others <= BUSY:
+        return []
+    return [f"Other programs used {100 * others:.0f} % of the processor meanwhile: repeat on a quiet machine."]
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
