@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from oracle import relative_error_by_head, truth, with_gradients
+from polaformer.ops import linear
 from polaformer.ops.polarity import polarity_attention
 from polaformer.ops.reference import published_polarity_attention
 
@@ -167,16 +168,21 @@ def test_n4_special_rows_have_a_defined_result(case, power):
     torch.testing.assert_close(found[0].double(), wanted[0], rtol=2e-4, atol=2e-4)
 
 
-def _peak_bytes(num_tokens, backward):
-    """Peak of live bytes that PyTorch's CPU allocator handed out during a call, inputs apart."""
-    inputs = [torch.randn(1, 2, num_tokens, 16, requires_grad=True) for _ in range(3)] + [
-        torch.full((2, 16), 3.0, requires_grad=True)
-    ]
-    cotangent = torch.ones(1, 2, num_tokens, 16)
+WIDTH, HEADS = 16, 2
+
+
+def _peak_bytes(num_tokens, backward, whole):
+    """Peak of the live bytes, and the largest single piece, that PyTorch's allocator handed out in a call, inputs apart."""
+    q, k, v = (torch.randn(1, HEADS, num_tokens, WIDTH, requires_grad=not whole) for _ in range(3))
+    inputs, grad = [q, k, v, torch.full((HEADS, WIDTH), 3.0, requires_grad=not whole)], torch.ones_like(q)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
-        out = polarity_attention(*inputs)
+        if whole:
+            out, norms = linear.forward(*inputs, None, 0.0)
+        else:
+            out = polarity_attention(*inputs)
         if backward:
-            torch.autograd.grad(out, inputs, cotangent)
+            kept = linear.backward(grad, *inputs, norms, None) if whole else torch.autograd.grad(out, inputs, grad)
+            assert len(kept) == 4
     live = peak = largest = 0
     for event in profiler.profiler.kineto_results.events():
         if event.name() == "[memory]":
@@ -185,11 +191,20 @@ def _peak_bytes(num_tokens, backward):
     return peak, largest
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["all tokens at once", "in blocks"])
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "forward and backward"])
-def test_n9_peak_memory_doubles_with_the_length_and_no_map_is_ever_allocated(backward):
+def test_n9_peak_memory_is_linear_and_no_map_is_ever_allocated(backward, whole):
+    """Doubling N multiplies the peak by 2.00 ± 0.05 where all tokens are taken at once, and by no more in blocks."""
     lengths = [1024 * 2**i for i in range(7)]
-    peaks, largest = zip(*(_peak_bytes(n, backward) for n in lengths), strict=True)
+    peaks, largest = zip(*(_peak_bytes(n, backward, whole) for n in lengths), strict=True)
     for shorter, longer in itertools.pairwise(peaks):
-        assert 1.95 <= longer / shorter <= 2.05, peaks
+        assert (1.95 if whole else 1.0) <= longer / shorter <= 2.05, peaks
     for n, size in zip(lengths, largest, strict=True):
         assert size < 4 * n * n, "a tensor with N·M elements"
+
+
+def test_n9_in_blocks_only_the_result_and_the_normalisers_grow():
+    """Beyond one block, doubling N adds the output and two numbers a query (kept, and once more while they are joined)."""
+    peaks = [_peak_bytes(n, backward=False, whole=False)[0] for n in (65536, 131072)]
+    result = 4 * 65536 * HEADS * (WIDTH + 2)
+    assert peaks[1] - peaks[0] <= 2.1 * result

@@ -181,6 +181,30 @@ def test_the_plain_path_that_is_exported_has_the_same_values_and_gradients():
         assert relative_error(a, b) < 1e-12
 
 
+@pytest.mark.parametrize("size", [1, 3, 5, 7, 100])
+def test_tokens_in_blocks_of_any_size_give_the_same(size):
+    inputs = [x.detach() for x in random_inputs(queries=11, keys=7)]
+    mask, grad = torch.rand(2, 7) > 0.3, torch.randn(2, 3, 11, 6, dtype=torch.float64)
+    out, norms = linear.forward(*inputs, mask, 1e-3)
+    wanted = [out, norms, *linear.backward(grad, *inputs, norms, mask)]
+    out, norms = linear.forward(*inputs, mask, 1e-3, size)
+    for a, b in zip([out, norms, *linear.backward(grad, *inputs, norms, mask, size)], wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
+
+
+def test_long_sequences_are_taken_in_blocks():
+    assert linear.block_size(torch.empty(4, 4, 3136, 32)) == 1024
+    assert linear.block_size(torch.empty(8, 3, 196, 64)) >= 196
+    assert linear.block_size(torch.empty(4, 4, 3136, 32, device="meta")) is None
+    inputs = random_inputs(batch=1, heads=1, queries=9000, keys=8500, width=64, dtype=torch.float32)
+    assert linear.block_size(inputs[0]) < 8500
+    cotangent = torch.randn_like(inputs[0])
+    found = with_gradients(polarity_attention, inputs, cotangent)
+    wanted = with_gradients(lambda *t: linear.forward(*t, None, 0.0)[0], inputs, cotangent)
+    for a, b in zip(found, wanted, strict=True):
+        assert relative_error(a, b) < 2e-6
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_opcheck_passes_for_both_registered_operators(masked):
     inputs = random_inputs(dtype=torch.float32)

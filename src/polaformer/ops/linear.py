@@ -8,12 +8,16 @@ stand. Two shifts that cancel between numerator and denominator keep them in [0,
 
 so that the denominator of a query that meets any key is at least 1. The opposite-sign stream is the same-sign stream of −q.
 
+Tokens are taken in blocks: what a block needs beside the inputs and the result stays in cache and is used again, and does not
+grow with the number of tokens.
+
 Signs are applied by arithmetic, with 0/1 indicators, rather than with `torch.where`: on a CPU that is many times faster, and
 NaN in the input stays visible as NaN in the output.
 
 # B batch, H heads, N queries, M keys, D head width, E = ceil(D / 2); 2D-wide features are [positive part, negative part]
 """
 
+from functools import reduce
 from math import log
 from typing import NamedTuple
 
@@ -26,6 +30,9 @@ from polaformer.ops.precision import computing_dtype, without_autocast
 # the shift, and finite, so that 0 · FLOOR is 0.
 FLOOR = -1.0e6
 LN2 = log(2.0)
+# Of one input on a CPU. Much larger temporaries are handed back to the system and faulted in again on every call; much smaller
+# ones cost more calls than they save.
+BLOCK_BYTES = 2 << 20
 
 
 class Signed(NamedTuple):
@@ -54,77 +61,136 @@ class Signed(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Every key in sign-magnitude form with its features, and their sum."""
+    """Some keys in sign-magnitude form, with their features."""
 
     signed: Signed
-    log_ratio: Tensor  # (B, H, M, D): log2(|k| / peak)
-    weight: Tensor  # (B, H, M, D): (|k| / peak)^p
-    features: Tensor  # (B, H, M, 2D): the same, split by sign
-    log_peak: Tensor  # (B, H, 1, 2D): log2 peak, FLOOR where no key has that sign
+    log_ratio: Tensor  # (B, H, T, D): log2(|k| / peak)
+    weight: Tensor  # (B, H, T, D): (|k| / peak)^p
+    features: Tensor  # (B, H, T, 2D): the same, split by sign
+
+
+class Memory(NamedTuple):
+    """What queries need of all keys and values."""
+
+    log_peak: Tensor  # (B, H, 1, 2D): log2 of the largest |k| of each channel and sign, FLOOR where there is none
+    state: Tensor  # (B, H, 2D, D): Σ features ⊗ v
     total: Tensor  # (B, H, 2D, 1): Σ features
+    added: Tensor | None  # (B or 1, 1, 1, 1): the number of keys times eps; None without eps
+
+    def split(self, half: int) -> tuple["Memory", "Memory"]:
+        """The memories of the same-sign and of the opposite-sign stream."""
+        return self._replace(state=self.state[..., :half]), self._replace(state=self.state[..., half:])
 
 
 class StreamGradients(NamedTuple):
-    """What one stream sends back."""
+    """What one stream sends back from some queries."""
 
-    exponent: Tensor  # (B, H, N, D): of p·log|q|
-    power: Tensor  # (H, 1, D): through the queries
+    exponent: Tensor  # (B, H, T, D): of p·log|q|
+    power: Tensor  # (H, 1, D): through these queries
     state: Tensor  # (B, H, 2D, E)
     total: Tensor  # (B, H, 2D, 1)
 
 
 @without_autocast
-def forward(q: Tensor, k: Tensor, v: Tensor, power: Tensor, mask: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, power: Tensor, mask: Tensor | None, eps: float, block: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Eq. 6 before the gate, and the denominators of its two streams.
 
-    q (B, H, N, D), k and v (B, H, M, D), power (H, D), mask (B, M) or None.
+    q (B, H, N, D), k and v (B, H, M, D), power (H, D), mask (B, M) or None; block: tokens taken at a time, all unless given.
     Returns (B, H, N, D) in v's dtype and (B, H, N, 2) in the computing dtype. Autograd can differentiate it, also twice.
     """
-    dtype, half = v.dtype, (v.shape[-1] + 1) // 2
-    q, k, v, power = prepare(q, k, v, power, mask)
-    keys, queries = key_features(k, power), signed(q)
-    state = keys.features.mT @ v  # (B, H, 2D, D)
-    same, same_norm = attend(queries, keys, state[..., :half], power, mask, eps)
-    opposite, opposite_norm = attend(queries.flipped(), keys, state[..., half:], power, mask, eps)
-    return torch.cat([same, opposite], dim=-1).to(dtype), torch.cat([same_norm, opposite_norm], dim=-1)
+    k, v, power, half = hide(k, mask), hide(v, mask), widen(power, q)[:, None], (v.shape[-1] + 1) // 2
+    same, opposite = summarise(k, v, power, num_keys(k, mask), eps, block).split(half)
+    outs, norms = [], []
+    for part in blocks(q.shape[-2], block):
+        queries = signed(widen(q[:, :, part]))
+        out, norm = zip(attend(queries, same, power), attend(queries.flipped(), opposite, power), strict=True)
+        outs.append(torch.cat(out, dim=-1).to(v.dtype))
+        norms.append(torch.cat(norm, dim=-1))
+    return torch.cat(outs, dim=-2), torch.cat(norms, dim=-2)
 
 
 @without_autocast
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, power: Tensor, norms: Tensor, mask: Tensor | None
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    power: Tensor,
+    norms: Tensor,
+    mask: Tensor | None,
+    block: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v and power in closed form; features are computed again rather than kept.
 
     grad (B, H, N, D), norms (B, H, N, 2) as `forward` returned them, eps included. The shifts count as constants: the result
     does not depend on them.
     """
-    dtypes, half = (q.dtype, k.dtype, v.dtype, power.dtype), (v.shape[-1] + 1) // 2
-    q, k, v, power = prepare(q, k, v, power, mask)
-    grad = grad.to(q.dtype)
-    keys, queries = key_features(k, power), signed(q)
-    state = keys.features.mT @ v  # (B, H, 2D, D)
-
-    same = attend_backward(grad[..., :half], norms[..., :1], queries, keys, state[..., :half], power)
-    opposite = attend_backward(grad[..., half:], norms[..., 1:], queries.flipped(), keys, state[..., half:], power)
-    grad_state = torch.cat([same.state, opposite.state], dim=-1)  # (B, H, 2D, D)
-    grad_features = v @ grad_state.mT + (same.total + opposite.total).mT  # (B, H, M, 2D)
-    exponent = keys.weight * keys.signed.gather(grad_features)  # (B, H, M, D): of p·log|k|
-
-    grad_q = queries.divide((same.exponent + opposite.exponent) * power, q)
-    grad_k = keys.signed.divide(exponent * power, k)
-    grad_v = keys.features @ grad_state
-    grad_power = same.power + opposite.power + LN2 * sum_to_power(exponent * keys.log_ratio)
-    gradients = (grad_q, grad_k, grad_v, grad_power[:, 0])
-    return tuple(g.to(dtype) for g, dtype in zip(gradients, dtypes, strict=True))  # type: ignore[return-value]
+    k, v, p, half = hide(k, mask), hide(v, mask), widen(power, q)[:, None], (v.shape[-1] + 1) // 2
+    memory = summarise(k, v, p, num_keys(k, mask), 0.0, block)
+    grad_q, grad_power, grad_memory = _queries_backward(grad, q, p, norms, memory.split(half), block)
+    grads_k, grads_v = [], []
+    for part in blocks(k.shape[-2], block):
+        k_part, v_part = widen(k[:, :, part]), widen(v[:, :, part])
+        keys = key_features(k_part, memory.log_peak, p)
+        grad_features = v_part @ grad_memory.state.mT + grad_memory.total.mT  # (B, H, T, 2D)
+        exponent = keys.weight * keys.signed.gather(grad_features)  # (B, H, T, D): of p·log|k|
+        grads_k.append(keys.signed.divide(exponent * p, k_part).to(k.dtype))
+        grads_v.append((keys.features @ grad_memory.state).to(v.dtype))
+        grad_power = grad_power + LN2 * sum_to_power(exponent * keys.log_ratio)
+    return grad_q, torch.cat(grads_k, dim=-2), torch.cat(grads_v, dim=-2), grad_power[:, 0].to(power.dtype)
 
 
-def prepare(q: Tensor, k: Tensor, v: Tensor, power: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The inputs in the computing dtype, masked keys and values zeroed, power as (H, 1, D)."""
-    dtype = computing_dtype(q)
-    if mask is not None:
-        absent = ~mask[:, None, :, None]
-        k, v = k.masked_fill(absent, 0.0), v.masked_fill(absent, 0.0)
-    return q.to(dtype), k.to(dtype), v.to(dtype), power.to(dtype)[:, None]
+def _queries_backward(
+    grad: Tensor, q: Tensor, power: Tensor, norms: Tensor, memories: tuple[Memory, Memory], block: int | None
+) -> tuple[Tensor, Tensor, Memory]:
+    """The gradients of q, of power through q, and of the memory's state and total, over all blocks of queries."""
+    half, grads_q = memories[0].state.shape[-1], []
+    grad_power, grad_total = torch.zeros_like(power), torch.zeros_like(memories[0].total)
+    grad_states = [torch.zeros_like(memory.state) for memory in memories]
+    for part in blocks(q.shape[-2], block):
+        q_part, grad_part, norm_part = widen(q[:, :, part]), widen(grad[:, :, part], q), norms[:, :, part]
+        queries = signed(q_part)
+        same = attend_backward(grad_part[..., :half], norm_part[..., :1], queries, memories[0], power)
+        opposite = attend_backward(grad_part[..., half:], norm_part[..., 1:], queries.flipped(), memories[1], power)
+        grads_q.append(queries.divide((same.exponent + opposite.exponent) * power, q_part).to(q.dtype))
+        grad_power = grad_power + same.power + opposite.power
+        grad_total = grad_total + same.total + opposite.total
+        grad_states = [grad_states[0] + same.state, grad_states[1] + opposite.state]
+    gradients = memories[0]._replace(state=torch.cat(grad_states, dim=-1), total=grad_total)
+    return torch.cat(grads_q, dim=-2), grad_power, gradients
+
+
+def block_size(q: Tensor) -> int | None:
+    """How many tokens to take at a time; all of them except on a CPU."""
+    if q.device.type != "cpu":
+        return None
+    return max(1, BLOCK_BYTES // max(1, q.shape[0] * q.shape[1] * q.shape[3] * computing_dtype(q).itemsize))
+
+
+def blocks(num_tokens: int, size: int | None) -> list[slice]:
+    """The tokens in blocks; one block, also if it is empty, unless there are more tokens than fit."""
+    if size is None or num_tokens <= size:
+        return [slice(None)]
+    return [slice(start, start + size) for start in range(0, num_tokens, size)]
+
+
+def widen(x: Tensor, like: Tensor | None = None) -> Tensor:
+    """x in the computing dtype of `like`, or of itself."""
+    return x.to(computing_dtype(x if like is None else like))
+
+
+def hide(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Keys or values (B, H, M, D) with those that do not exist zeroed."""
+    return x if mask is None else x.masked_fill(~mask[:, None, :, None], 0.0)
+
+
+def num_keys(k: Tensor, mask: Tensor | None) -> Tensor:
+    """How many keys each sample has, (B or 1, 1, 1, 1) in the computing dtype."""
+    if mask is None:
+        return torch.full((1, 1, 1, 1), k.shape[-2], dtype=computing_dtype(k), device=k.device)
+    return mask.sum(dim=-1).to(computing_dtype(k))[:, None, None, None]
 
 
 def signed(x: Tensor) -> Signed:
@@ -135,13 +201,15 @@ def signed(x: Tensor) -> Signed:
     return Signed((x.abs() + absent).log2() + FLOOR * absent, positive, negative)
 
 
-def key_features(k: Tensor, power: Tensor) -> Keys:
-    """The keys' features, shifted so that the largest of each channel and sign is 1."""
-    keys, log_peak = signed(k), signed(peaks(k)).log2
-    log_ratio = keys.log2 - keys.gather(log_peak)
-    weight = (power * log_ratio).exp2()
-    features = keys.spread(weight)
-    return Keys(keys, log_ratio, weight, features, log_peak, features.sum(dim=-2, keepdim=True).mT)
+def summarise(k: Tensor, v: Tensor, power: Tensor, count: Tensor, eps: float, block: int | None = None) -> Memory:
+    """All keys and values (B, H, M, D), of which `count` exist, as what queries need of them."""
+    log_peak = signed(widen(peaks(k))).log2
+    states, totals = [], []
+    for part in blocks(k.shape[-2], block):
+        features = key_features(widen(k[:, :, part]), log_peak, power).features
+        states.append(features.mT @ widen(v[:, :, part]))
+        totals.append(features.sum(dim=-2, keepdim=True).mT)
+    return Memory(log_peak, reduce(torch.add, states), reduce(torch.add, totals), count * eps if eps else None)
 
 
 def peaks(k: Tensor) -> Tensor:
@@ -152,54 +220,56 @@ def peaks(k: Tensor) -> Tensor:
     return torch.cat([k.amax(dim=-2, keepdim=True), -k.amin(dim=-2, keepdim=True)], dim=-1).relu()
 
 
-def log_products(queries: Signed, keys: Keys) -> Tensor:
-    """log2(|q| · peak), peak that of the keys with the queries' sign, (B, H, N, D)."""
-    return queries.log2 + queries.gather(keys.log_peak)
+def key_features(k: Tensor, log_peak: Tensor, power: Tensor) -> Keys:
+    """Keys (B, H, T, D) with their features, shifted so that the largest of each channel and sign is 1."""
+    keys = signed(k)
+    log_ratio = keys.log2 - keys.gather(log_peak)
+    weight = (power * log_ratio).exp2()
+    return Keys(keys, log_ratio, weight, keys.spread(weight))
+
+
+def log_products(queries: Signed, memory: Memory) -> Tensor:
+    """log2(|q| · peak), peak that of the keys with the queries' sign, (B, H, T, D)."""
+    return queries.log2 + queries.gather(memory.log_peak)
 
 
 def query_weight(log_product: Tensor, power: Tensor) -> tuple[Tensor, Tensor]:
-    """The queries' features before the split by sign, (B, H, N, D), and the exponent each was shifted by, (B, H, N, 1)."""
+    """The queries' features before the split by sign, (B, H, T, D), and the exponent each was shifted by, (B, H, T, 1)."""
     exponent = power * log_product
     shift = exponent.detach().amax(dim=-1, keepdim=True)
     return (exponent - shift).exp2(), shift
 
 
-def query_features(queries: Signed, keys: Keys, power: Tensor, mask: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    """The queries' features (B, H, N, 2D) for the keys of their own sign, and the denominators (B, H, N, 1)."""
-    weight, shift = query_weight(log_products(queries, keys), power)
+def query_features(queries: Signed, memory: Memory, power: Tensor) -> tuple[Tensor, Tensor]:
+    """The queries' features (B, H, T, 2D) for the keys of their own sign, and the denominators (B, H, T, 1)."""
+    weight, shift = query_weight(log_products(queries, memory), power)
     features = queries.spread(weight)
-    return features, features @ keys.total + shifted_eps(eps, shift, keys, mask)
+    return features, features @ memory.total + shifted_eps(memory, shift)
 
 
-def attend(queries: Signed, keys: Keys, state: Tensor, power: Tensor, mask: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    """One stream: its output (B, H, N, E) and its denominators (B, H, N, 1), both zero where a query meets no key."""
-    features, norm = query_features(queries, keys, power, mask, eps)
-    return (features @ state) * reciprocal(norm), norm
+def attend(queries: Signed, memory: Memory, power: Tensor) -> tuple[Tensor, Tensor]:
+    """One stream: its output (B, H, T, E) and its denominators (B, H, T, 1), both zero where a query meets no key."""
+    features, norm = query_features(queries, memory, power)
+    return (features @ memory.state) * reciprocal(norm), norm
 
 
-def attend_backward(grad: Tensor, norm: Tensor, queries: Signed, keys: Keys, state: Tensor, power: Tensor) -> StreamGradients:
-    """The derivative of `attend`: grad (B, H, N, E), norm (B, H, N, 1)."""
-    log_product = log_products(queries, keys)
+def attend_backward(grad: Tensor, norm: Tensor, queries: Signed, memory: Memory, power: Tensor) -> StreamGradients:
+    """The derivative of `attend`: grad (B, H, T, E), norm (B, H, T, 1)."""
+    log_product = log_products(queries, memory)
     weight = query_weight(log_product, power)[0] * reciprocal(norm)
-    features = queries.spread(weight)  # (B, H, N, 2D), rows divided by their denominators
-    numerator = weight * queries.gather(grad @ state.mT)  # (B, H, N, D)
+    features = queries.spread(weight)  # (B, H, T, 2D), rows divided by their denominators
+    numerator = weight * queries.gather(grad @ memory.state.mT)  # (B, H, T, D)
     # What reaches the denominator is −⟨grad, out⟩. Summed from the numerator's own terms, not from a rounded output, it
     # cancels them as it should where attention is sharp.
     slope = -numerator.sum(dim=-1, keepdim=True)
-    exponent = numerator + slope * (weight * queries.gather(keys.total.mT))
+    exponent = numerator + slope * (weight * queries.gather(memory.total.mT))
     through_power = LN2 * sum_to_power(exponent * log_product)
     return StreamGradients(exponent, through_power, features.mT @ grad, features.mT @ slope)
 
 
-def shifted_eps(eps: float, shift: Tensor, keys: Keys, mask: Tensor | None) -> Tensor | float:
-    """n · eps in the units of a shifted denominator, (B, H, N, 1); infinite where the true sum is negligible beside it."""
-    if eps == 0:
-        return 0.0
-    if mask is None:
-        num_keys = torch.full_like(shift[:, :1, :1], keys.features.shape[-2])
-    else:
-        num_keys = mask.sum(dim=-1).to(shift.dtype)[:, None, None, None]
-    return ((num_keys * eps).log2() - shift).exp2()
+def shifted_eps(memory: Memory, shift: Tensor) -> Tensor | float:
+    """n · eps in the units of a shifted denominator, (B, H, T, 1); infinite where the true sum is negligible beside it."""
+    return 0.0 if memory.added is None else (memory.added.log2() - shift).exp2()
 
 
 def reciprocal(norm: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ def polarity_attention(
 
 @torch.library.custom_op("polaformer::polarity_attention", mutates_args=())
 def _forward(q: Tensor, k: Tensor, v: Tensor, power: Tensor, mask: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    return linear.forward(q, k, v, power, mask, eps)
+    return linear.forward(q, k, v, power, mask, eps, linear.block_size(q))
 
 
 @_forward.register_fake
@@ -69,7 +69,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, power: Tensor, mask: Tensor | None, eps: 
 def _backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, power: Tensor, norms: Tensor, mask: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return linear.backward(grad, q, k, v, power, norms, mask)
+    return linear.backward(grad, q, k, v, power, norms, mask, linear.block_size(q))
 
 
 @_backward.register_fake

@@ -22,10 +22,8 @@ def same_sign_attention(
     With q.relu() and k.relu() it is classical linear attention with the feature map ReLU(x)^p. Shapes as in
     `polaformer.polarity_attention`.
     """
-    dtype = v.dtype
-    q, k, v, power = linear.prepare(q, k, v, power, mask)
-    keys = linear.key_features(k, power)
-    return linear.attend(linear.signed(q), keys, keys.features.mT @ v, power, mask, eps)[0].to(dtype)
+    queries, _, memory, power = _prepare(q, k, v, power, mask, eps)
+    return linear.attend(queries, memory, power)[0].to(v.dtype)
 
 
 @without_autocast
@@ -36,11 +34,9 @@ def subtractive_attention(
 
     For study: weights can be negative and their sum close to zero, so values are unbounded. A sum of exactly zero gives zeros.
     """
-    dtype = v.dtype
-    q, k, v, power = linear.prepare(q, k, v, power, mask)
-    keys = linear.key_features(k, power)
-    difference, norm = _signed_features(linear.signed(q), keys, power, mask, eps)
-    return ((difference @ (keys.features.mT @ v)) * linear.reciprocal(norm)).to(dtype)
+    queries, _, memory, power = _prepare(q, k, v, power, mask, eps)
+    difference, norm = _signed_features(queries, memory, power)
+    return ((difference @ memory.state) * linear.reciprocal(norm)).to(v.dtype)
 
 
 @without_autocast
@@ -48,37 +44,36 @@ def polarity_maps(
     q: Tensor, k: Tensor, power: Tensor, *, mask: Tensor | None = None, eps: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """The explicit maps (same, opposite) that `polaformer.polarity_attention` applies, (B, H, N, M) each."""
-    q, k, _, power = linear.prepare(q, k, k, power, mask)
-    keys, queries = linear.key_features(k, power), linear.signed(q)
-    return _map(queries, keys, power, mask, eps), _map(queries.flipped(), keys, power, mask, eps)
-
-
-def same_sign_map(q: Tensor, k: Tensor, power: Tensor, *, mask: Tensor | None = None, eps: float = 0.0) -> Tensor:
-    """The explicit map that `same_sign_attention` applies, (B, H, N, M)."""
-    return polarity_maps(q, k, power, mask=mask, eps=eps)[0]
+    queries, keys, memory, power = _prepare(q, k, k, power, mask, eps)
+    same, same_norm = linear.query_features(queries, memory, power)
+    opposite, opposite_norm = linear.query_features(queries.flipped(), memory, power)
+    return (same @ keys.mT) * linear.reciprocal(same_norm), (opposite @ keys.mT) * linear.reciprocal(opposite_norm)
 
 
 @without_autocast
 def subtractive_map(q: Tensor, k: Tensor, power: Tensor, *, mask: Tensor | None = None, eps: float = 0.0) -> Tensor:
     """The explicit map that `subtractive_attention` applies, (B, H, N, M)."""
-    q, k, _, power = linear.prepare(q, k, k, power, mask)
-    keys = linear.key_features(k, power)
-    difference, norm = _signed_features(linear.signed(q), keys, power, mask, eps)
-    return (difference @ keys.features.mT) * linear.reciprocal(norm)
+    queries, keys, memory, power = _prepare(q, k, k, power, mask, eps)
+    difference, norm = _signed_features(queries, memory, power)
+    return (difference @ keys.mT) * linear.reciprocal(norm)
 
 
-def _map(queries: linear.Signed, keys: linear.Keys, power: Tensor, mask: Tensor | None, eps: float) -> Tensor:
-    features, norm = linear.query_features(queries, keys, power, mask, eps)
-    return (features @ keys.features.mT) * linear.reciprocal(norm)
+def _prepare(
+    q: Tensor, k: Tensor, v: Tensor, power: Tensor, mask: Tensor | None, eps: float
+) -> tuple[linear.Signed, Tensor, linear.Memory, Tensor]:
+    """The queries, the keys' features (B, H, M, 2D), what queries need of keys and values, and power as (H, 1, D)."""
+    power = linear.widen(power.expand(q.shape[1], -1), q)[:, None]
+    k, v = linear.hide(k, mask), linear.hide(v, mask)
+    memory = linear.summarise(k, v, power, linear.num_keys(k, mask), eps)
+    keys = linear.key_features(linear.widen(k), memory.log_peak, power)
+    return linear.signed(linear.widen(q)), keys.features, memory, power
 
 
-def _signed_features(
-    queries: linear.Signed, keys: linear.Keys, power: Tensor, mask: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor]:
+def _signed_features(queries: linear.Signed, memory: linear.Memory, power: Tensor) -> tuple[Tensor, Tensor]:
     """Same-sign minus opposite-sign features of each query, (B, H, N, 2D), under one shift, and their denominators."""
-    weight, shift = linear.query_weight(linear.log_products(queries, keys), power)
-    opposite_weight, opposite_shift = linear.query_weight(linear.log_products(queries.flipped(), keys), power)
+    weight, shift = linear.query_weight(linear.log_products(queries, memory), power)
+    opposite_weight, opposite_shift = linear.query_weight(linear.log_products(queries.flipped(), memory), power)
     top = torch.maximum(shift, opposite_shift)
     same = queries.spread(weight * (shift - top).exp2())
     difference = same - queries.flipped().spread(opposite_weight * (opposite_shift - top).exp2())
-    return difference, difference @ keys.total + linear.shifted_eps(eps, top, keys, mask)
+    return difference, difference @ memory.total + linear.shifted_eps(memory, top)
