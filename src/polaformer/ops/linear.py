@@ -32,7 +32,7 @@ FLOOR = -1.0e6
 LN2 = log(2.0)
 # Of one input on a CPU. Much larger temporaries are handed back to the system and faulted in again on every call; much smaller
 # ones cost more calls than they save.
-BLOCK_BYTES = 2 << 20
+BLOCK_BYTES = 5 << 18
 
 
 class Signed(NamedTuple):
