@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from oracle import relative_error
 from polaformer import attention
 from polaformer.attention.pola import POLARITIES, PolaCore
 
@@ -80,11 +81,47 @@ def test_a_sample_without_keys_gives_zeros_and_finite_gradients(label):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("label", [label for label in CORES if label != "pola-subtract"])
 def test_half_precision_stays_close_to_float64(label, dtype):
-    core, (q, k, v) = create(label), qkv(torch.float64, keys=200)
+    """Row N1 through the core: the learnable scale must not cost digits before the operator."""
+    core, (q, k, v) = create(label).float(), qkv(torch.float64, queries=40, keys=200)
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    out = core.float()(q, k, v)
+    out = core(q, k, v)
     assert out.dtype == dtype
-    torch.testing.assert_close(out.double(), core.double()(q.double(), k.double(), v.double()), rtol=0.05, atol=0.05)
+    wanted = core.double()(q.double(), k.double(), v.double())
+    assert relative_error(out, wanted) <= {torch.bfloat16: 4e-3, torch.float16: 5e-4}[dtype]
+
+
+@pytest.mark.parametrize("scale", [-12.0, -90.0])
+def test_a_scale_near_zero_and_huge_queries_give_no_nan(scale):
+    core = PolaCore(3, 6)
+    torch.nn.init.constant_(core.scale, scale)
+    q, k, v = (x.requires_grad_() for x in qkv(torch.float32))
+    out = core(q, k, v)
+    assert all(x.isfinite().all() for x in (out, *torch.autograd.grad(out.sum(), (q, k, v))))
+    large = [x.detach().half().sign() * 60000 for x in (q, k)]
+    assert PolaCore(3, 6)(*large, v.half()).isfinite().all()
+
+
+def test_softmax_takes_a_scale():
+    q, k, v = qkv()
+    core = attention.create("softmax", num_heads=3, head_dim=6, scale=2.0)
+    torch.testing.assert_close(core(q, k, v), torch.softmax(q @ k.mT * 2.0, dim=-1) @ v)
+
+
+def test_linear_attention_keeps_its_digits_for_negative_inputs():
+    q, k, v = qkv(torch.float32)
+    found = create("linear", torch.float32)(q - 30, k - 30, v)
+    torch.testing.assert_close(
+        found.double(), create("linear")(q.double() - 30, k.double() - 30, v.double()), rtol=1e-3, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("label", ["softmax", "linear", "pola"])
+@pytest.mark.parametrize(
+    "heads", [{"num_heads": 0, "head_dim": 4}, {"num_heads": 2, "head_dim": -4}, {"num_heads": 2, "head_dim": 2.0}]
+)
+def test_impossible_heads_are_refused(label, heads):
+    with pytest.raises(ValueError, match="give a whole number of at least 1"):
+        attention.create(label, **heads)
 
 
 @pytest.mark.parametrize("label", CORES)

@@ -155,6 +155,8 @@ def test_a_models_own_initialisation_does_not_overwrite_the_gate(gate, init):
     spread["default"] = 0.02 if gate == "linear" else spread["kaiming_uniform"]
     assert before.std().item() == pytest.approx(spread[init], rel=0.1, abs=1e-6)
     assert before.mean().item() == pytest.approx({"ones": 1.0, "uniform": 0.5}.get(init, 0.0), abs=0.05)
+    if gate == "linear":
+        assert layer.gate.bias.abs().max() <= (0.0 if init == "default" else 64**-0.5)
 
 
 def test_the_matrix_gate_is_a_free_factor_for_each_token_and_channel():
@@ -194,6 +196,14 @@ def test_the_key_table_is_resized_bicubically_to_other_grids():
     other.load_state_dict(layer.state_dict() | {"key_positions.rows": resized[0].flatten(1).T})
     x = tokens(18)
     torch.testing.assert_close(layer(x, grid=(6, 3)), other(x, grid=(6, 3)), rtol=1e-6, atol=1e-6)
+
+
+def test_resizing_is_as_exact_as_the_table():
+    layer = pola(dim=4, conv=None, gate=None, key_positions=[2, 3])
+    rows, x = layer.key_positions.rows, tokens(12, 4, batch=1)
+    assert layer.key_positions((2, 3)) is rows
+    run = lambda rows: torch.func.functional_call(layer, {"key_positions.rows": rows}, (x,), {"grid": (3, 4)})  # noqa: E731
+    assert torch.autograd.gradcheck(run, (rows.detach().requires_grad_(),), atol=1e-7, rtol=1e-5)
 
 
 def test_resizing_to_the_same_size_changes_nothing():
@@ -316,6 +326,38 @@ def test_the_convolution_needs_a_context_as_long_as_x():
     torch.testing.assert_close(layer(x, grid=GRID, context=x.clone()), layer(x, grid=GRID))
 
 
+def test_a_table_belongs_to_the_context_of_its_size():
+    layer, plain = pola(conv=None, key_positions=GRID), pola(conv=None)
+    state = layer.state_dict()
+    rows = state.pop("key_positions.rows")
+    plain.load_state_dict(state)
+    x, context = tokens(7), tokens(20)
+    with_table = layer(x, context=context)
+    assert not torch.allclose(with_table, plain(x, context=context))
+    maps = layer.maps(x, context=context)["same"]
+    core = plain.core
+    q, k = plain.qkv(x)[..., :12], plain.qkv(context)[..., 12:24] + rows
+    heads = [t.unflatten(-1, (2, 6)).transpose(1, 2) for t in (q, k)]
+    torch.testing.assert_close(maps, core.weights(*heads)["same"])
+
+
+def test_a_table_for_sequences_follows_the_length_of_the_context():
+    layer = pola(conv=None, key_positions=20)
+    x, context = tokens(6), tokens(31)
+    assert layer(x, grid=(2, 3), context=context).shape == (2, 6, 12)
+    before = layer.maps(x, context=context)["same"]
+    layer.key_positions.rows.data[-1] += 5.0
+    changed = (layer.maps(x, context=context)["same"] - before).abs().amax(dim=(0, 1, 2))
+    assert changed[-1] > 1e-3
+
+
+def test_a_class_token_alone_can_ask_all_tokens():
+    layer, x = pola(num_prefix_tokens=1, key_positions=20), tokens(21)
+    assert layer(x[:, :1], context=x).shape == (2, 1, 12)
+    assert layer(x[:, :1]).shape == (2, 1, 12)
+    assert pola()(tokens(0)).shape == (2, 0, 12)
+
+
 def test_a_mask_belongs_to_the_context():
     layer, x, context = pola(conv=None), tokens(7), tokens(11)
     mask = torch.arange(11).expand(2, -1) < 6
@@ -335,6 +377,20 @@ def test_maps_are_what_forward_applies(options, polarity):
     maps, v = layer.maps(x, grid=GRID, mask=mask), seen["v"]
     parts = [maps["same"] @ v[..., :3], maps["opposite"] @ v[..., 3:]] if polarity == "both" else [maps[polarity] @ v]
     torch.testing.assert_close(out, layer.proj(torch.cat(parts, -1).transpose(1, 2).flatten(2)), rtol=1e-8, atol=1e-8)
+
+
+def test_a_core_made_for_other_heads_is_refused():
+    with pytest.raises(ValueError, match=r"the core is for 2 heads of width 32, but dim 64 and 4 heads give width 16"):
+        AttentionLayer(64, 4, create("softmax", num_heads=2, head_dim=32))
+    with pytest.raises(TypeError, match=r"core is a str; give one made by polaformer.attention.create"):
+        AttentionLayer(64, 4, "softmax")
+
+
+def test_the_projection_is_dropped_out_in_training_only():
+    layer, x = pola(proj_drop=0.5), tokens()
+    dropped = (layer.train()(x) == 0).double().mean()
+    assert 0.3 < dropped < 0.7
+    assert (layer.eval()(x) != 0).all()
 
 
 @pytest.mark.parametrize("name", ["softmax", "linear"])
@@ -401,9 +457,13 @@ def test_state_dict_round_trip_is_bitwise():
     assert torch.equal(other(x, grid=GRID), layer(x, grid=GRID))
 
 
+HALF_OPTIONS = [{}, {"reduction": 2}, {"conv": "deformable"}, {"gate": "matrix"}, {"polarity": "same"}]
+
+
+@pytest.mark.parametrize("options", HALF_OPTIONS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_modules_and_autocast(dtype):
-    layer, x = PolaAttention(32, 2, key_positions=GRID), tokens(dim=32).float()
+def test_half_precision_modules_and_autocast(dtype, options):
+    layer, x = PolaAttention(32, 2, key_positions=GRID, **options), tokens(dim=32).float()
     wanted = layer(x, grid=GRID)
     with torch.autocast("cpu", dtype=dtype):
         cast = layer(x, grid=(5, 4))
@@ -415,10 +475,26 @@ def test_half_precision_modules_and_autocast(dtype):
     torch.testing.assert_close(pure.float(), wanted, rtol=0.1, atol=2e-3)
 
 
-def test_the_layer_compiles_as_one_graph():
+def test_the_layer_compiles_as_one_graph_and_trains():
     layer, x = randomise(PolaAttention(12, 2, key_positions=GRID)), tokens().float()
     compiled = torch.compile(lambda x: layer(x, grid=GRID), fullgraph=True)
-    torch.testing.assert_close(compiled(x), layer(x, grid=GRID), rtol=1e-4, atol=1e-4)
+
+    def run(function):
+        layer.zero_grad()
+        out = function(x)
+        out.square().sum().backward()
+        return [out.detach(), *(p.grad.clone() for p in layer.parameters())]
+
+    for found, wanted in zip(run(compiled), run(lambda x: layer(x, grid=GRID)), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_a_reduction_compiles_with_dynamic_grids():
+    layer = randomise(PolaAttention(12, 2, reduction=2))
+    compiled = torch.compile(lambda x, grid: layer(x, grid=grid), fullgraph=True, dynamic=True, backend="aot_eager")
+    for grid in ((4, 6), (5, 7), (6, 3)):
+        x = tokens(grid[0] * grid[1]).float()
+        torch.testing.assert_close(compiled(x, grid), layer(x, grid=grid), rtol=1e-4, atol=1e-4)
 
 
 def test_the_layer_exports_to_plain_operations():
@@ -442,21 +518,31 @@ def test_the_layer_exports_to_plain_operations():
     ("options", "message"),
     [
         ({"dim": 13}, "dim 13 cannot be shared out among 2 heads; give a multiple of 2"),
-        ({"num_heads": 0}, "got dim 12 and 0 heads"),
+        ({"num_heads": 0}, "num_heads is 0; give a whole number of at least 1"),
         ({"num_heads": 12}, "head width is 1, but each polarity needs a channel of v; use fewer heads"),
         ({"conv": "dense"}, "conv is 'dense'; choose one of depthwise, deformable, None"),
-        ({"kernel_size": 4}, "kernel_size is (4, 4); give an odd number"),
+        ({"kernel_size": 4}, "kernel_size is 4; give an odd number"),
         ({"kernel_size": (1, 2, 3)}, "kernel_size is (1, 2, 3)"),
         ({"gate": "sigmoid"}, "gate is 'sigmoid'; choose one of linear, matrix, None"),
         ({"gate_init": "xavier"}, "gate_init is 'xavier'; choose one of default, kaiming_uniform"),
         ({"gate": "matrix"}, "gate 'matrix' has one row for each token; say how many with key_positions"),
         ({"polarity": "none"}, "polarity is 'none'; choose one of both, same, positive, subtract"),
-        ({"reduction": 0}, "reduction is 0; give a whole number, 1 for none"),
-        ({"key_positions": (0, 4)}, "key_positions is (0, 4); give (height, width)"),
+        ({"reduction": 0}, "reduction is 0; give a whole number of at least 1"),
+        ({"key_positions": (0, 4)}, "key_positions' height or width is 0; give a whole number of at least 1"),
         ({"key_positions": 16, "reduction": 2}, "reduction and deformable convolution need a grid"),
         ({"key_positions": 16, "conv": "deformable"}, "reduction and deformable convolution need a grid"),
-        ({"proj_drop": 1.5}, "proj_drop 1.5"),
+        ({"proj_drop": 1.5}, "proj_drop is 1.5"),
         ({"num_prefix_tokens": -1}, "num_prefix_tokens is -1"),
+        ({"num_prefix_tokens": 1.0}, "num_prefix_tokens is 1.0; give a whole number"),
+        ({"num_heads": 2.0}, "num_heads is 2.0; give a whole number"),
+        ({"num_heads": True}, "num_heads is True; give a whole number"),
+        ({"dim": "12"}, "dim is '12'; give a whole number"),
+        ({"kernel_size": 5.0}, "kernel_size is 5.0; give an odd number"),
+        ({"kernel_size": None}, "kernel_size is None; give an odd number"),
+        ({"key_positions": (16,)}, "key_positions is (16,); give (height, width)"),
+        ({"key_positions": 16.0}, "key_positions is 16.0; give a whole number"),
+        ({"key_positions": (4.0, 5)}, "height or width is 4.0; give a whole number"),
+        ({"alpha": float("inf")}, "alpha is inf"),
         ({"alpha": -1.0}, "alpha is -1.0"),
         ({"eps": -1.0}, "eps is -1.0"),
         ({"backend": "fast"}, "backend is 'fast'"),
@@ -473,9 +559,20 @@ def test_settings_that_do_not_fit_are_refused_at_construction(options, message):
     [
         ({}, {"x": tokens()[0]}, ValueError, "x has shape (20, 12); give (batch, tokens, 12)"),
         ({}, {"x": tokens(dim=8)}, ValueError, "x has shape (2, 20, 8); give (batch, tokens, 12)"),
+        ({}, {"x": [[1.0]]}, TypeError, "x is a list; give a torch.Tensor"),
+        ({}, {"x": tokens().long()}, TypeError, "x has dtype torch.int64; give a floating-point tensor"),
+        ({}, {"x": tokens().float()}, TypeError, "x has dtype torch.float32 but the layer torch.float64"),
+        ({}, {"x": tokens().to("meta")}, ValueError, "x is on meta but the layer on cpu"),
+        ({}, {"grid": (4, 5, 7)}, ValueError, "grid is (4, 5, 7); give (height, width) of the tokens"),
+        ({}, {"grid": (-4, -5)}, ValueError, "grid is (-4, -5); give (height, width)"),
+        ({}, {"grid": (4.0, 5.0)}, ValueError, "two positive whole numbers"),
+        ({}, {"grid": 20}, ValueError, "grid is 20; give (height, width)"),
+        ({}, {"mask": [[True]]}, TypeError, "mask is a list; give a boolean torch.Tensor"),
+        ({}, {"context": tokens(9).float()}, TypeError, "context has dtype torch.float32 but the layer torch.float64"),
+        ({"key_positions": 20, "num_prefix_tokens": 3}, {"context": tokens(2)}, ValueError, "must hold the 3 prefix tokens"),
         ({}, {"grid": (4, 4)}, ValueError, "x has 20 tokens but grid (4, 4) with 0 prefix tokens has 16"),
         ({"num_prefix_tokens": 1}, {"grid": GRID}, ValueError, "grid (4, 5) with 1 prefix tokens has 21"),
-        ({"num_prefix_tokens": 21}, {}, ValueError, "x has 20 tokens, fewer than the 21 prefix tokens"),
+        ({"num_prefix_tokens": 21}, {}, ValueError, "must hold the 21 prefix tokens; x has 20 tokens"),
         (
             {"key_positions": GRID},
             {},

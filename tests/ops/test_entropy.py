@@ -35,7 +35,13 @@ def test_half_precision_is_summed_in_fp32(dtype):
 
 
 @pytest.mark.parametrize(
-    ("row", "message"), [([0.5, -0.25, 1.0], "holds the entry -0.25"), ([0.0, 0.0, 0.0], "holds only zeros")]
+    ("row", "message"),
+    [
+        ([0.5, -0.25, 1.0], "holds the entry -0.25"),
+        ([0.0, 0.0, 0.0], "holds only zeros"),
+        ([0.5, float("nan"), -1.0], "holds the entry nan"),
+        ([0.5, float("inf"), 1.0], "holds the entry inf"),
+    ],
 )
 def test_rows_without_an_entropy_are_an_error_unless_told_otherwise(row, message):
     x = torch.tensor([[1.0, 2.0, 3.0], row])
@@ -46,7 +52,19 @@ def test_rows_without_an_entropy_are_an_error_unless_told_otherwise(row, message
     assert told[1].isnan()
 
 
+def test_gradients_are_finite_beside_zeros_and_rows_without_an_entropy():
+    x = torch.tensor([[1.0, 0.0, 3.0], [0.0, 0.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(pse(x, invalid="nan").nansum(), x)
+    share = torch.tensor([0.25, 0.75], dtype=torch.float64)
+    entropy = -(share * share.log()).sum()
+    torch.testing.assert_close(gradient[0, [0, 2]], -(share.log() + entropy) / 4)
+    assert gradient[0, 1].isfinite()
+    assert (gradient[1] == 0).all()
+
+
 def test_wrong_arguments_are_named():
+    with pytest.raises(TypeError, match="x is a list; give a floating-point tensor"):
+        pse([1.0, 2.0])
     with pytest.raises(ValueError, match="invalid is 'ignore'; choose 'error' or 'nan'"):
         pse(torch.ones(3), invalid="ignore")
     with pytest.raises(TypeError, match=r"x has dtype torch.int64"):

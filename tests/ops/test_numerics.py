@@ -78,6 +78,22 @@ def test_law_finite_everywhere(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())
+def test_law_finite_everywhere_with_a_power_for_each_channel(dtype):
+    """As learnt: powers from 1 to 8 in one head. Far from unit scale the largest power decides; see the docs on limits."""
+    cells = sweep_cells(dtype, every=3)
+    scales_q, scales_k, powers = zip(*cells, strict=True)
+    inputs, cotangent = heads_of_noise(scales_q, scales_k, powers, 8, 8, 8, dtype)
+    with torch.no_grad():
+        inputs[3].copy_(1 + 7 * torch.rand(inputs[3].shape))
+    found, wanted = with_gradients(polarity_attention, inputs, cotangent), truth(inputs, cotangent)
+    assert not any(x.isnan().any() for x in found)
+    limit = {torch.float32: 1e-4, torch.bfloat16: 4e-3, torch.float16: 5e-4}[dtype]
+    for name in ("out", "v"):
+        index = NAMES.index(name)
+        assert relative_error_by_head(found[index], wanted[index].to(dtype)).max() <= limit, name
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())
 def test_n2_n3_errors_over_the_whole_range(dtype):
     """A sample of the sweep on larger heads, where relative errors mean something."""
     found, wanted = check_finite_everywhere(dtype, sweep_cells(dtype, every=6), queries=16, keys=16, width=16)
@@ -207,4 +223,4 @@ def test_n9_in_blocks_only_the_result_and_the_normalisers_grow():
     """Beyond one block, doubling N adds the output and two numbers a query (kept, and once more while they are joined)."""
     peaks = [_peak_bytes(n, backward=False, whole=False)[0] for n in (65536, 131072)]
     result = 4 * 65536 * HEADS * (WIDTH + 2)
-    assert peaks[1] - peaks[0] <= 2.1 * result
+    assert peaks[1] - peaks[0] <= 2.25 * result

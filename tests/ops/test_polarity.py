@@ -205,14 +205,55 @@ def test_long_sequences_are_taken_in_blocks():
         assert relative_error(a, b) < 2e-6
 
 
+def _transposed(x):
+    """The same values in the layout of a fused projection, (B, T, H, D)."""
+    return x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "strided"])
 @pytest.mark.parametrize("masked", [False, True])
-def test_opcheck_passes_for_both_registered_operators(masked):
-    inputs = random_inputs(dtype=torch.float32)
+def test_opcheck_passes_for_both_registered_operators(masked, layout):
+    q, k, v, power = random_inputs(dtype=torch.float32)
+    inputs = [q, k, v, power] if layout == "contiguous" else [_transposed(q), _transposed(k), _transposed(v), power]
     mask = torch.tensor(MASKS["some keys"]) if masked else None
     torch.library.opcheck(torch.ops.polaformer.polarity_attention.default, (*inputs, mask, 1e-6))
     out, norms = torch.ops.polaformer.polarity_attention(*inputs, mask, 1e-6)
     arguments = (torch.randn_like(out), *inputs, norms.detach(), mask, 1e-6)
     torch.library.opcheck(torch.ops.polaformer.polarity_attention_backward.default, arguments)
+
+
+def test_forward_mode_and_function_transforms_see_the_derivative():
+    inputs = [x.detach() for x in random_inputs()]
+    tangents = [torch.randn_like(x) for x in inputs]
+    _, found = torch.func.jvp(polarity_attention, tuple(inputs), tuple(tangents))
+    step = 1e-6
+    ahead, behind = ([x + s * t for x, t in zip(inputs, tangents, strict=True)] for s in (step, -step))
+    wanted = (polarity_attention(*ahead) - polarity_attention(*behind)) / (2 * step)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    with torch.autograd.forward_ad.dual_level():
+        dual = polarity_attention(*(torch.autograd.forward_ad.make_dual(x, t) for x, t in zip(inputs, tangents, strict=True)))
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(dual).tangent, found)
+    gradient = torch.func.grad(lambda q: polarity_attention(q, *inputs[1:]).square().sum())(inputs[0])
+    leaf = inputs[0].clone().requires_grad_()
+    torch.testing.assert_close(gradient, torch.autograd.grad(polarity_attention(leaf, *inputs[1:]).square().sum(), leaf)[0])
+    mapped = torch.func.vmap(lambda q: polarity_attention(q, *inputs[1:]))(torch.stack([inputs[0], -inputs[0]]))
+    torch.testing.assert_close(mapped[1], polarity_attention(-inputs[0], *inputs[1:]))
+
+
+def test_second_derivatives_of_small_inputs_are_not_nan():
+    q, k, v, power = random_inputs(dtype=torch.float32, power=3.0)
+    q, k = (x.detach().mul(1e-20).requires_grad_() for x in (q, k))
+    (gradient,) = torch.autograd.grad(polarity_attention(q, k, v, power).sum(), v, create_graph=True)
+    assert not any(g.isnan().any() for g in torch.autograd.grad(gradient.square().sum(), (q, k, power)))
+
+
+def test_eps_below_the_range_of_fp32_still_counts():
+    inputs = [x.detach().mul(s) for x, s in zip(random_inputs(dtype=torch.float32), (1e-30, 1e-30, 1, 1), strict=True)]
+    out = polarity_attention(*inputs, eps=1e-50)
+    torch.testing.assert_close(
+        out.double(), reference.polarity_attention(*(x.double() for x in inputs), eps=1e-50), rtol=1e-3, atol=1e-6
+    )
+    assert out.abs().max() < 1e-3
 
 
 def test_compiles_as_one_graph_with_dynamic_batch_and_length():
@@ -378,6 +419,8 @@ def _bad_inputs():
         ),
         "negative eps": ((q, k, v, power), {"eps": -1e-6}, ValueError, "eps is -1e-06; give 0"),
         "eps not a number": ((q, k, v, power), {"eps": float("nan")}, ValueError, "eps is nan"),
+        "eps infinite": ((q, k, v, power), {"eps": float("inf")}, ValueError, "eps is inf"),
+        "eps a string": ((q, k, v, power), {"eps": "1e-6"}, TypeError, "eps is a str; give a number"),
     }
 
 

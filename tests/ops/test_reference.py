@@ -50,6 +50,13 @@ def test_eq5_the_subtractive_form_goes_negative_and_is_unbounded():
     assert weights.abs().max() > 10
 
 
+def test_nan_is_not_hidden_and_no_keys_are_no_error():
+    q, k, _, power = (x.detach() for x in random_inputs())
+    assert reference.subtractive_map(q, k[:, :, :0], power).shape == (2, 3, 7, 0)
+    k[0, 0, 0, 0] = float("nan")
+    assert all(weights[0, 0].isnan().any() for weights in reference.polarity_maps(q, k, power))
+
+
 def test_a_mask_removes_keys():
     q, k, _, power = random_inputs()
     mask = torch.tensor([[True, False, True, True, False]]).expand(2, -1)

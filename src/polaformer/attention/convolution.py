@@ -9,6 +9,8 @@ The same filters serve every head. A sequence is a grid of one row, on which a k
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polaformer.ops.precision import computing_dtype, without_autocast
+
 CONVOLUTIONS = ("depthwise", "deformable", None)
 
 
@@ -42,8 +44,17 @@ class DeformableConvolution(nn.Module):
             nn.init.zeros_(self.offsets.bias)
 
     def forward(self, image: Tensor) -> Tensor:
-        """(B, D, H, W) to the same shape."""
-        return self.deform(image, self.offsets(image))
+        """(B, D, H, W) to the same shape; sampled in float32 at least, as torchvision has no bf16 kernel on a CPU."""
+        return _deform(image, self.offsets(image), self.deform).to(image.dtype)
+
+
+@without_autocast
+def _deform(image: Tensor, offsets: Tensor, deform: nn.Module) -> Tensor:
+    from torchvision.ops import deform_conv2d
+
+    dtype = computing_dtype(image)
+    weight, bias = deform.weight.to(dtype), deform.bias.to(dtype)
+    return deform_conv2d(image.to(dtype), offsets.to(dtype), weight, bias, padding=deform.padding)
 
 
 def convolve_tokens(convolution: nn.Module, values: Tensor, grid: tuple[int, int], num_heads: int) -> Tensor:

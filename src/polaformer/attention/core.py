@@ -15,6 +15,9 @@ class Core(Protocol):
     (B, H, N, M), grid the (height, width) of the queries. A core that cannot honour an argument refuses it.
     """
 
+    num_heads: int
+    head_dim: int
+
     def __call__(
         self,
         q: Tensor,
@@ -39,6 +42,13 @@ class Core(Protocol):
     ) -> dict[str, Tensor]:
         """The explicit maps that a call applies, by name, each (B, H, N, M)."""
         ...
+
+
+def check_heads(name: str, num_heads: int, head_dim: int) -> None:
+    """Raises unless there is at least one head with at least one channel."""
+    for what, given in (("num_heads", num_heads), ("head_dim", head_dim)):
+        if not isinstance(given, int) or given < 1:
+            raise ValueError(f"attention {name!r}: {what} is {given!r}; give a whole number of at least 1")
 
 
 def refuse_bias(name: str, bias: Tensor | None) -> None:

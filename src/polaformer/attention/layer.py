@@ -13,15 +13,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polaformer.attention.convolution import CONVOLUTIONS, convolve_tokens, create_convolution, stretch_tokens
+from polaformer.attention.checks import (
+    Grid,
+    check_core,
+    check_grid,
+    check_kernel,
+    check_key_positions,
+    check_mask,
+    check_options,
+    check_tokens,
+    check_width,
+)
+from polaformer.attention.convolution import convolve_tokens, create_convolution, stretch_tokens
 from polaformer.attention.core import Core
-from polaformer.attention.gate import GATE_INITS, GATES, LinearGate, MatrixGate
+from polaformer.attention.gate import LinearGate, MatrixGate
 from polaformer.attention.parameter_names import translate_published_names
 from polaformer.attention.pola import PolaCore
 from polaformer.attention.reduction import KeyReduction
 from polaformer.attention.tables import TokenTable
-
-Grid = tuple[int, int]
 
 
 class AttentionLayer(nn.Module):
@@ -55,8 +64,9 @@ class AttentionLayer(nn.Module):
     ) -> None:
         super().__init__()
         check_width(dim, num_heads)
-        kernel = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
-        _check_options(conv, kernel, gate, gate_init, key_positions, reduction, num_prefix_tokens, proj_drop)
+        check_core(core, dim, num_heads)
+        kernel, key_positions = check_kernel(kernel_size), check_key_positions(key_positions)
+        check_options(conv, gate, gate_init, key_positions, reduction, num_prefix_tokens, proj_drop)
         self.dim, self.num_heads, self.num_prefix_tokens = dim, num_heads, num_prefix_tokens
         self.for_sequences = isinstance(key_positions, int)
         self.core = core
@@ -91,7 +101,7 @@ class AttentionLayer(nn.Module):
         q, k, v, mask = self._queries_keys_values(x, source, size, mask)
         out = self.core(self._split(q), self._split(k), self._split(v), mask=mask, grid=size)
         out = out.transpose(1, 2).flatten(2)  # (B, N, C)
-        if self.conv is not None and source.shape[1] == x.shape[1]:
+        if self.conv is not None and source.shape[1] == x.shape[1] > self.num_prefix_tokens:
             out = out + self._convolved(v, mask, size)
         if self.gate is not None:
             out = out * self.gate(x, size)
@@ -110,9 +120,8 @@ class AttentionLayer(nn.Module):
 
     def _inputs(self, x: Tensor, grid: Grid | None, mask: Tensor | None, context: Tensor | None) -> tuple[Tensor, Tensor, Grid]:
         """x and the tokens that keys come from, with masked tokens zeroed, and the grid."""
-        self._check_call(x, grid, mask, context)
-        size = (1, x.shape[1] - self.num_prefix_tokens) if grid is None else (grid[0], grid[1])
         source = x if context is None else context
+        size = self._check_call(x, source, grid, mask)
         if mask is not None:
             # Zeroed here already: NaN under the mask would otherwise reach the projections' gradients.
             source = source.masked_fill(~mask[..., None], 0.0)
@@ -176,49 +185,43 @@ class AttentionLayer(nn.Module):
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
 
-    def _check_call(self, x: Tensor, grid: Grid | None, mask: Tensor | None, context: Tensor | None) -> None:
-        name, source = type(self).__name__, x if context is None else context
-        for label, tokens in {"x": x, "context": source}.items():
-            if tokens.ndim != 3 or tokens.shape[-1] != self.dim:
-                raise ValueError(f"{name}: {label} has shape {tuple(tokens.shape)}; give (batch, tokens, {self.dim})")
+    def _check_call(self, x: Tensor, source: Tensor, grid: Grid | None, mask: Tensor | None) -> Grid:
+        """Raises unless the arguments fit the layer and each other; returns the grid, (1, tokens) for a sequence."""
+        name, num_prefix = type(self).__name__, self.num_prefix_tokens
+        check_tokens(name, "x", x, self.dim, self.qkv.weight)
+        check_tokens(name, "context", source, self.dim, self.qkv.weight)
         if source.shape[0] != x.shape[0]:
             raise ValueError(f"{name}: context has {source.shape[0]} samples but x has {x.shape[0]}; give them one batch")
-        self._check_grid(x, grid)
-        if mask is not None and mask.dtype != torch.bool:
-            raise TypeError(f"{name}: mask has dtype {mask.dtype}; give a boolean mask, True where the token exists")
-        if mask is not None and mask.shape != source.shape[:2]:
-            raise ValueError(
-                f"{name}: mask has shape {tuple(mask.shape)} but keys come from {tuple(source.shape[:2])} tokens; "
-                f"give mask of shape {tuple(source.shape[:2])}"
-            )
-        if source.shape[1] != x.shape[1]:
+        if mask is not None:
+            check_mask(name, mask, source)
+        if min(x.shape[1], source.shape[1]) < num_prefix:
+            raise ValueError(f"{name}: x and context must hold the {num_prefix} prefix tokens; x has {x.shape[1]} tokens")
+        if source.shape[1] == x.shape[1]:
+            self._check_own_grid(grid)
+        else:
             self._check_context(source.shape[1], x.shape[1])
+        if grid is None:
+            return 1, x.shape[1] - num_prefix
+        return check_grid(name, grid, x.shape[1], num_prefix)
 
-    def _check_grid(self, x: Tensor, grid: Grid | None) -> None:
-        name, num_tokens, num_prefix = type(self).__name__, x.shape[1], self.num_prefix_tokens
-        if grid is not None and num_tokens != num_prefix + grid[0] * grid[1]:
-            raise ValueError(
-                f"{name}: x has {num_tokens} tokens but grid {tuple(grid)} with {num_prefix} prefix tokens has "
-                f"{num_prefix + grid[0] * grid[1]}; give grid=(height, width) of the tokens"
-            )
+    def _check_own_grid(self, grid: Grid | None) -> None:
+        """Keys come from as many tokens as x has: they lie on its grid."""
+        name = type(self).__name__
         if grid is not None and self.for_sequences:
             raise ValueError(f"{name}: key_positions was given as a number of tokens, for sequences; leave grid out")
-        if grid is not None:
-            return
-        if num_tokens < num_prefix:
-            raise ValueError(f"{name}: x has {num_tokens} tokens, fewer than the {num_prefix} prefix tokens")
         needs = {
             "a table of key positions for a grid": self.key_positions is not None and not self.for_sequences,
             "a reduction of keys": self.key_reduction is not None,
             "a deformable convolution": self.conv is not None and not isinstance(self.conv, nn.Conv2d),
         }
         for what, needed in needs.items():
-            if needed:
+            if needed and grid is None:
                 raise ValueError(
                     f"{name}: this layer has {what}, which has no meaning on a sequence; give grid=(height, width)"
                 )
 
     def _check_context(self, num_context: int, num_tokens: int) -> None:
+        """Keys come from a context of another length, whose grid is not known."""
         name = type(self).__name__
         if self.key_reduction is not None:
             raise ValueError(
@@ -285,56 +288,4 @@ class PolaAttention(AttentionLayer):
             qkv_bias=qkv_bias,
             num_prefix_tokens=num_prefix_tokens,
             proj_drop=proj_drop,
-        )
-
-
-def check_width(dim: int, num_heads: int) -> None:
-    """Raises unless dim channels can be shared out among the heads."""
-    if num_heads < 1 or dim < 1:
-        raise ValueError(f"attention layer: got dim {dim} and {num_heads} heads; both must be at least 1")
-    if dim % num_heads:
-        raise ValueError(
-            f"attention layer: dim {dim} cannot be shared out among {num_heads} heads; give a multiple of {num_heads}"
-        )
-
-
-def _check_options(
-    conv: str | None,
-    kernel: tuple[int, int],
-    gate: str | None,
-    gate_init: str,
-    key_positions: int | Grid | None,
-    reduction: int,
-    num_prefix_tokens: int,
-    proj_drop: float,
-) -> None:
-    """Raises for settings that are unknown or do not fit each other."""
-    choices: tuple[tuple[str, str | None, tuple[str | None, ...]], ...] = (
-        ("conv", conv, CONVOLUTIONS),
-        ("gate", gate, GATES),
-        ("gate_init", gate_init, GATE_INITS),
-    )
-    for name, given, allowed in choices:
-        if given not in allowed:
-            raise ValueError(f"attention layer: {name} is {given!r}; choose one of {', '.join(map(str, allowed))}")
-    if len(kernel) != 2 or any(size < 1 or size % 2 == 0 for size in kernel):
-        raise ValueError(f"attention layer: kernel_size is {kernel}; give an odd number, or two: (height, width)")
-    if not isinstance(reduction, int) or reduction < 1:
-        raise ValueError(f"attention layer: reduction is {reduction!r}; give a whole number, 1 for none")
-    if num_prefix_tokens < 0 or not 0 <= proj_drop < 1:
-        raise ValueError(
-            f"attention layer: num_prefix_tokens is {num_prefix_tokens} and proj_drop {proj_drop}; "
-            "give at least 0, and at least 0 and below 1"
-        )
-    sizes = (key_positions,) if isinstance(key_positions, int) else key_positions
-    if sizes is not None and (not 1 <= len(sizes) <= 2 or min(sizes) < 1):
-        raise ValueError(
-            f"attention layer: key_positions is {key_positions}; give (height, width), or the number of tokens of a sequence"
-        )
-    if gate == "matrix" and key_positions is None:
-        raise ValueError("attention layer: gate 'matrix' has one row for each token; say how many with key_positions")
-    if isinstance(key_positions, int) and (reduction > 1 or conv == "deformable"):
-        raise ValueError(
-            "attention layer: key_positions is a number, for sequences, but reduction and deformable convolution need a grid; "
-            "give key_positions=(height, width)"
         )

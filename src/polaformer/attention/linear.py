@@ -7,10 +7,9 @@ Normaliser: the sum over the keys that exist. Cost O((N + M)·D²). No parameter
 # B batch, H heads, N queries, M keys, D head width
 """
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polaformer.attention.core import refuse_bias
+from polaformer.attention.core import check_heads, refuse_bias
 from polaformer.ops.linear import reciprocal
 from polaformer.ops.precision import computing_dtype, without_autocast
 
@@ -20,6 +19,8 @@ class LinearCore(nn.Module):
 
     def __init__(self, num_heads: int, head_dim: int) -> None:
         super().__init__()
+        check_heads("linear", num_heads, head_dim)
+        self.num_heads, self.head_dim = num_heads, head_dim
 
     def forward(
         self,
@@ -64,7 +65,9 @@ def _map(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _features(x: Tensor) -> Tensor:
-    return F.elu(x.to(computing_dtype(x))) + 1
+    # elu(x) + 1 as it stands loses all digits below −17 in fp32: there it is exp(x).
+    x = x.to(computing_dtype(x))
+    return x.clamp(max=0).exp() + x.relu()
 
 
 def _keys(k: Tensor, mask: Tensor | None) -> Tensor:

@@ -10,13 +10,15 @@ initial values (zeros: p = 1 + α/2, s = ln 2).
 # B batch, H heads, N queries, M keys, D head width
 """
 
+from math import inf
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polaformer.attention.core import refuse_bias
+from polaformer.attention.core import check_heads, refuse_bias
 from polaformer.ops import variants
-from polaformer.ops.polarity import BACKENDS, polarity_attention
+from polaformer.ops.polarity import check_backend, check_eps, polarity_attention
 from polaformer.ops.precision import computing_dtype
 
 POLARITIES = ("both", "same", "positive", "subtract")
@@ -43,6 +45,7 @@ class PolaCore(nn.Module):
     ) -> None:
         super().__init__()
         _check(num_heads, head_dim, alpha, polarity, eps, backend)
+        self.num_heads, self.head_dim = num_heads, head_dim
         self.alpha, self.polarity, self.eps, self.backend = alpha, polarity, eps, backend
         self.power = nn.Parameter(torch.zeros(num_heads, head_dim))
         self.scale = nn.Parameter(torch.zeros(num_heads, head_dim)) if learn_scale else None
@@ -59,14 +62,14 @@ class PolaCore(nn.Module):
     ) -> Tensor:
         """(B, H, N, D) in v's dtype, before the gate."""
         refuse_bias("pola", bias)
-        q, k = self._scaled(q), self._scaled(k)
+        q, k, wide = self._scaled(q), self._scaled(k), v.to(computing_dtype(v))
         if self.polarity == "both":
-            return polarity_attention(q, k, v, self.exponent(), mask=mask, eps=self.eps, backend=self.backend)
-        if self.polarity == "subtract":
-            return variants.subtractive_attention(q, k, v, self.exponent(), mask=mask, eps=self.eps)
-        if self.polarity == "positive":
-            q, k = q.relu(), k.relu()
-        return variants.same_sign_attention(q, k, v, self.exponent(), mask=mask, eps=self.eps)
+            out = polarity_attention(q, k, wide, self.exponent(), mask=mask, eps=self.eps, backend=self.backend)
+        elif self.polarity == "subtract":
+            out = variants.subtractive_attention(q, k, wide, self.exponent(), mask=mask, eps=self.eps)
+        else:
+            out = variants.same_sign_attention(q, k, wide, self.exponent(), mask=mask, eps=self.eps)
+        return out.to(v.dtype)
 
     def weights(
         self,
@@ -84,8 +87,6 @@ class PolaCore(nn.Module):
         """
         refuse_bias("pola", bias)
         q, k = self._scaled(q), self._scaled(k)
-        if self.polarity == "positive":
-            q, k = q.relu(), k.relu()
         if self.polarity == "subtract":
             return {"subtract": variants.subtractive_map(q, k, self.exponent(), mask=mask, eps=self.eps)}
         same, opposite = variants.polarity_maps(q, k, self.exponent(), mask=mask, eps=self.eps)
@@ -100,24 +101,26 @@ class PolaCore(nn.Module):
         return f"alpha={self.alpha}, polarity={self.polarity!r}, eps={self.eps}, backend={self.backend!r}"
 
     def _scaled(self, x: Tensor) -> Tensor:
-        if self.scale is None:
-            return x
-        scale = F.softplus(self.scale.to(computing_dtype(x)))[:, None]  # (H, 1, D)
-        return (x / scale).to(x.dtype)
+        """Queries or keys as the operator takes them: divided by softplus(scale), their negative part cut off if need be.
+
+        In the computing dtype: rounding the quotient to half precision would cost more digits than the rest of the operator,
+        and it can overflow. A scale near zero is held where its reciprocal is far from overflow.
+        """
+        x = x.to(computing_dtype(x))
+        if self.scale is not None:
+            x = x / F.softplus(self.scale.to(x.dtype)).clamp(min=torch.finfo(x.dtype).tiny ** 0.5)[:, None]  # (H, 1, D)
+        return x.relu() if self.polarity == "positive" else x
 
 
 def _check(num_heads: int, head_dim: int, alpha: float, polarity: str, eps: float, backend: str) -> None:
-    if num_heads < 1 or head_dim < 1:
-        raise ValueError(f"PolaCore: got {num_heads} heads of width {head_dim}; both must be at least 1")
     if polarity not in POLARITIES:
         raise ValueError(f"PolaCore: polarity is {polarity!r}; choose one of {', '.join(POLARITIES)}")
+    check_heads("pola", num_heads, head_dim)
     if polarity == "both" and head_dim < 2:
         raise ValueError("PolaCore: head width is 1, but each polarity needs a channel of v; use fewer heads")
-    if not alpha > 0:
+    if not 0 < alpha < inf:
         raise ValueError(f"PolaCore: alpha is {alpha}; give a positive number (4 in the authors' models)")
-    if not eps >= 0:
-        raise ValueError(f"PolaCore: eps is {eps}; give 0 (the paper) or a small positive number (1e-6: the authors' code)")
-    if backend not in BACKENDS:
-        raise ValueError(f"PolaCore: backend is {backend!r}; choose one of {', '.join(BACKENDS)}")
+    check_eps("PolaCore", eps)
+    check_backend("PolaCore", backend)
     if polarity != "both" and backend not in ("auto", "torch"):
         raise ValueError(f"PolaCore: polarity {polarity!r} is computed in plain PyTorch only; use backend 'auto' or 'torch'")

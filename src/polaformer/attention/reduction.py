@@ -37,5 +37,6 @@ class KeyReduction(nn.Module):
         return -(-grid[0] // self.ratio), -(-grid[1] // self.ratio)
 
     def _padded(self, image: Tensor, grid: tuple[int, int]) -> Tensor:
-        below, right = -grid[0] % self.ratio, -grid[1] % self.ratio
+        height, width = self.reduced_grid(grid)
+        below, right = height * self.ratio - grid[0], width * self.ratio - grid[1]
         return F.pad(image, (0, right, 0, below)) if below or right else image

@@ -11,12 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polaformer.attention.core import check_heads
+
 
 class SoftmaxCore(nn.Module):
     """Softmax attention through `scaled_dot_product_attention`; a sample without any key gives zeros."""
 
     def __init__(self, num_heads: int, head_dim: int, *, scale: float | None = None) -> None:
         super().__init__()
+        check_heads("softmax", num_heads, head_dim)
+        self.num_heads, self.head_dim = num_heads, head_dim
         self.scale = head_dim**-0.5 if scale is None else scale
 
     def forward(

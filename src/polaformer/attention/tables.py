@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polaformer.ops.precision import computing_dtype
+
 
 class TokenTable(nn.Module):
     """One learnable row for each prefix token and each cell of a grid; zeros at first.
@@ -21,6 +23,8 @@ class TokenTable(nn.Module):
         """(prefix + height·width, dim)."""
         if grid == self.size:
             return self.rows
+        if 0 in grid:
+            return self.rows[: self.num_prefix_tokens]
         prefix, cells = self.rows[: self.num_prefix_tokens], self.rows[self.num_prefix_tokens :]
         return torch.cat([prefix, resize_rows(cells, self.size, grid)])
 
@@ -31,6 +35,6 @@ class TokenTable(nn.Module):
 
 def resize_rows(rows: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
     """Rows (old height·width, C) of a grid as rows (new height·width, C), bicubically, corners not aligned."""
-    image = rows.float().T.unflatten(-1, old)[None]  # (1, C, H, W)
+    image = rows.to(computing_dtype(rows)).T.unflatten(-1, old)[None]  # (1, C, H, W)
     image = F.interpolate(image, size=new, mode="bicubic", align_corners=False)
     return image[0].flatten(1).T.to(rows.dtype)

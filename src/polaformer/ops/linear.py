@@ -18,7 +18,7 @@ NaN in the input stays visible as NaN in the output.
 """
 
 from functools import reduce
-from math import log
+from math import log, log2
 from typing import NamedTuple
 
 import torch
@@ -75,7 +75,7 @@ class Memory(NamedTuple):
     log_peak: Tensor  # (B, H, 1, 2D): log2 of the largest |k| of each channel and sign, FLOOR where there is none
     state: Tensor  # (B, H, 2D, D): Σ features ⊗ v
     total: Tensor  # (B, H, 2D, 1): Σ features
-    added: Tensor | None  # (B or 1, 1, 1, 1): the number of keys times eps; None without eps
+    log_added: Tensor | None  # (B or 1, 1, 1, 1): log2 of the number of keys times eps; None without eps
 
     def split(self, half: int) -> tuple["Memory", "Memory"]:
         """The memories of the same-sign and of the opposite-sign stream."""
@@ -209,7 +209,7 @@ def summarise(k: Tensor, v: Tensor, power: Tensor, count: Tensor, eps: float, bl
         features = key_features(widen(k[:, :, part]), log_peak, power).features
         states.append(features.mT @ widen(v[:, :, part]))
         totals.append(features.sum(dim=-2, keepdim=True).mT)
-    return Memory(log_peak, reduce(torch.add, states), reduce(torch.add, totals), count * eps if eps else None)
+    return Memory(log_peak, reduce(torch.add, states), reduce(torch.add, totals), count.log2() + log2(eps) if eps else None)
 
 
 def peaks(k: Tensor) -> Tensor:
@@ -269,7 +269,7 @@ def attend_backward(grad: Tensor, norm: Tensor, queries: Signed, memory: Memory,
 
 def shifted_eps(memory: Memory, shift: Tensor) -> Tensor | float:
     """n · eps in the units of a shifted denominator, (B, H, T, 1); infinite where the true sum is negligible beside it."""
-    return 0.0 if memory.added is None else (memory.added.log2() - shift).exp2()
+    return 0.0 if memory.log_added is None else (memory.log_added - shift).exp2()
 
 
 def reciprocal(norm: Tensor) -> Tensor:

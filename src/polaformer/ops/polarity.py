@@ -3,6 +3,7 @@
 # B batch, H heads, N queries, M keys, D head width
 """
 
+from math import inf
 from typing import Any
 
 import torch
@@ -41,7 +42,8 @@ def polarity_attention(
     backend: "torch" (plain PyTorch), "reference" (explicit N×M maps in float64: slow), or "auto" (the fastest there is).
 
     Computed in float32 (float64 for float64 input) with autocast switched off, returned in v's dtype. power may be wider than
-    q, k and v, so that an fp32 parameter serves bf16 activations. Finite inputs never give NaN. A query that meets no key mass
+    q, k and v, so that an fp32 parameter serves bf16 activations. Finite q and k never give NaN, whatever their magnitude, as
+    long as the sum of v over the keys can be represented. A query that meets no key mass
     in a stream (a zero query, no keys, no key of the needed sign) gets zeros there and passes no gradient; the derivative of
     |x|^p at x = 0 is taken as 0. NaN in the input (outside the mask) shows as NaN in the output.
     """
@@ -49,15 +51,28 @@ def polarity_attention(
     power = power.expand(q.shape[1], -1)
     if backend == "reference":
         return reference.polarity_attention(q, k, v, power, mask=mask, eps=eps)
-    # An exported program holds plain ATen operations, so that it runs where this library is not installed.
-    if torch.compiler.is_exporting():
+    if _plain_operations_wanted():
         return linear.forward(q, k, v, power, mask, eps)[0]
     return _forward(q, k, v, power, mask, float(eps))[0]
 
 
+def _plain_operations_wanted() -> bool:
+    """Whether the registered operator must not be used.
+
+    An exported program holds plain ATen operations, so that it runs where this library is not installed; and PyTorch's
+    function transforms and forward-mode derivatives do not see the derivative of a registered operator.
+    """
+    return (
+        torch.compiler.is_exporting()
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
 @torch.library.custom_op("polaformer::polarity_attention", mutates_args=())
 def _forward(q: Tensor, k: Tensor, v: Tensor, power: Tensor, mask: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    return linear.forward(q, k, v, power, mask, eps, linear.block_size(q))
+    out, norms = linear.forward(q, k, v, power, mask, eps, linear.block_size(q))
+    return out.contiguous(), norms.contiguous()
 
 
 @_forward.register_fake
@@ -69,7 +84,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, power: Tensor, mask: Tensor | None, eps: 
 def _backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, power: Tensor, norms: Tensor, mask: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return linear.backward(grad, q, k, v, power, norms, mask, linear.block_size(q))
+    q_grad, k_grad, v_grad, power_grad = linear.backward(grad, q, k, v, power, norms, mask, linear.block_size(q))
+    return q_grad.contiguous(), k_grad.contiguous(), v_grad.contiguous(), power_grad.contiguous()
 
 
 @_backward.register_fake
@@ -93,6 +109,7 @@ def _first_derivative(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple:
 def _save_for_second_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
     grad, q, k, v, power, _, mask, eps = inputs
     ctx.save_for_backward(grad, q, k, v, power, mask)
+    ctx.set_materialize_grads(False)
     ctx.eps = eps
 
 
@@ -138,11 +155,24 @@ def _backward_flops(grad: torch.Size, q: torch.Size, k: torch.Size, *_: Any, **_
     return 4 * batch * heads * width * (3 * k[2] * width + 2 * num_queries * width + 2 * num_queries)
 
 
+def check_backend(where: str, backend: str) -> None:
+    """Raises unless there is such a backend."""
+    if backend not in BACKENDS:
+        raise ValueError(f"{where}: backend is {backend!r}; choose one of {', '.join(BACKENDS)}")
+
+
+def check_eps(where: str, eps: float) -> None:
+    """Raises unless eps can be added to a mean of non-negative numbers."""
+    if not isinstance(eps, int | float):
+        raise TypeError(f"{where}: eps is a {type(eps).__name__}; give a number, 0 or for instance 1e-6")
+    if not 0 <= eps < inf:
+        raise ValueError(f"{where}: eps is {eps}; give 0 (the paper's equation) or a small positive number such as 1e-6")
+
+
 def _check(q: Tensor, k: Tensor, v: Tensor, power: Tensor, mask: Tensor | None, eps: float, backend: str) -> None:
     """Raises before any work: TypeError for wrong kinds, ValueError for shapes, devices and names. Looks at no values."""
     where = "polarity_attention"
-    if backend not in BACKENDS:
-        raise ValueError(f"{where}: backend is {backend!r}; choose one of {', '.join(BACKENDS)}")
+    check_backend(where, backend)
     named = {"q": q, "k": k, "v": v, "power": power} | ({} if mask is None else {"mask": mask})
     for name, tensor in named.items():
         if not isinstance(tensor, Tensor):
@@ -165,8 +195,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, power: Tensor, mask: Tensor | None, 
         listed = ", ".join(f"{name} on {device}" for name, device in devices.items())
         raise ValueError(f"{where}: the tensors are on different devices ({listed}); move them to one")
     _check_shapes(q, k, v, power, mask)
-    if not eps >= 0:
-        raise ValueError(f"{where}: eps is {eps}; give 0 (the paper's equation) or a small positive number such as 1e-6")
+    check_eps(where, eps)
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, power: Tensor, mask: Tensor | None) -> None:

@@ -48,6 +48,8 @@ def subtractive_map(q: Tensor, k: Tensor, power: Tensor, *, mask: Tensor | None 
     row whose sum is exactly zero is zero here.
     """
     log_same, log_opposite = _log_weights(q, k, power, mask)
+    if k.shape[-2] == 0:
+        return log_same.exp()
     both = torch.cat([log_same, log_opposite], dim=-1)
     shift = _finite_or_zero(both.detach().amax(dim=-1, keepdim=True))
     weights = (log_same - shift).exp() - (log_opposite - shift).exp()  # (B, H, N, M)
@@ -82,7 +84,8 @@ def _log_weights(q: Tensor, k: Tensor, power: Tensor, mask: Tensor | None) -> tu
     power = power.expand(q.shape[1], -1)[:, None, None, :]  # (H, 1, 1, D)
     signs = q.sign() * k.sign()  # (B, H, N, M, D)
     terms = power * (_safe_log(q) + _safe_log(k))
-    return _log_sum(terms, signs > 0), _log_sum(terms, signs < 0)
+    unknown = terms.isnan()  # belongs to both, and shows
+    return _log_sum(terms, (signs > 0) | unknown), _log_sum(terms, (signs < 0) | unknown)
 
 
 def _safe_log(x: Tensor) -> Tensor:
