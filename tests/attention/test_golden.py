@@ -26,6 +26,14 @@ def build(name):
     return AttentionLayer(32, heads, core, reduction=reduction), grid
 
 
+def load(golden, name):
+    """The layer with the file's parameters, its grid, and everything in the file."""
+    data = load_file(golden / f"{name}.safetensors")
+    layer, grid = build(name)
+    layer.load_state_dict({k.removeprefix("param."): v for k, v in data.items() if k.startswith("param.")}, strict=True)
+    return layer, grid, data
+
+
 def published_names(layer, kind):
     """Our parameters, or their gradients, under the authors' names and in their shapes; both the PVT and the Swin form."""
     ours = {n: p.grad if kind == "grad" else p.detach() for n, p in layer.named_parameters()}
@@ -55,10 +63,7 @@ def published_names(layer, kind):
 
 @pytest.mark.parametrize("name", [*POLA, *SOFTMAX])
 def test_the_layer_reproduces_the_authors_layer(golden, name):
-    data = load_file(golden / f"{name}.safetensors")
-    layer, grid = build(name)
-    layer.load_state_dict({k.removeprefix("param."): v for k, v in data.items() if k.startswith("param.")}, strict=True)
-
+    layer, grid, data = load(golden, name)
     x = data["input"].clone().requires_grad_()
     out = layer(x, grid=grid)
     (out * data["grad_output"]).sum().backward()
@@ -75,9 +80,7 @@ def test_the_layer_reproduces_the_authors_layer(golden, name):
 
 @pytest.mark.parametrize("name", [*POLA, *SOFTMAX])
 def test_the_layer_reproduces_the_authors_layer_in_float64(golden, name):
-    data = load_file(golden / f"{name}.safetensors")
-    layer, grid = build(name)
-    layer.load_state_dict({k.removeprefix("param."): v for k, v in data.items() if k.startswith("param.")}, strict=True)
+    layer, grid, data = load(golden, name)
     x = data["input"].double().requires_grad_()
     out = layer.double()(x, grid=grid)
     (gradient,) = torch.autograd.grad((out * data["grad_output"].double()).sum(), x)

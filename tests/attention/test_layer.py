@@ -1,33 +1,15 @@
 """The layer: what it computes, on grids and sequences, with masks and contexts, and what it refuses."""
 
-import re
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from layers import GRID, pola, randomise, tokens
 from polaformer import PolaAttention
 from polaformer.attention import AttentionLayer, create
 from polaformer.attention.tables import resize_rows
-
-GRID = (4, 5)
-
-
-def randomise(layer):
-    """Non-trivial values in every parameter, so that nothing is hidden behind a zero."""
-    for parameter in layer.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    return layer
-
-
-def pola(dim=12, num_heads=2, **options):
-    return randomise(PolaAttention(dim, num_heads, **options)).double()
-
-
-def tokens(num=20, dim=12, batch=2):
-    return torch.randn(batch, num, dim, dtype=torch.float64)
 
 
 def by_hand(layer, x, grid):
@@ -379,13 +361,6 @@ def test_maps_are_what_forward_applies(options, polarity):
     torch.testing.assert_close(out, layer.proj(torch.cat(parts, -1).transpose(1, 2).flatten(2)), rtol=1e-8, atol=1e-8)
 
 
-def test_a_core_made_for_other_heads_is_refused():
-    with pytest.raises(ValueError, match=r"the core is for 2 heads of width 32, but dim 64 and 4 heads give width 16"):
-        AttentionLayer(64, 4, create("softmax", num_heads=2, head_dim=32))
-    with pytest.raises(TypeError, match=r"core is a str; give one made by polaformer.attention.create"):
-        AttentionLayer(64, 4, "softmax")
-
-
 def test_the_projection_is_dropped_out_in_training_only():
     layer, x = pola(proj_drop=0.5), tokens()
     dropped = (layer.train()(x) == 0).double().mean()
@@ -448,159 +423,3 @@ def test_strict_loading_reports_published_tensors_that_do_not_fit():
     del state["core.power"]
     with pytest.raises(RuntimeError, match=r"size mismatch for core.power: .*\[1, 3, 1, 6\]"):
         layer.load_state_dict(state)
-
-
-def test_state_dict_round_trip_is_bitwise():
-    layer, x = pola(key_positions=GRID, gate="matrix"), tokens()
-    other = pola(key_positions=GRID, gate="matrix")
-    other.load_state_dict(layer.state_dict())
-    assert torch.equal(other(x, grid=GRID), layer(x, grid=GRID))
-
-
-HALF_OPTIONS = [{}, {"reduction": 2}, {"conv": "deformable"}, {"gate": "matrix"}, {"polarity": "same"}]
-
-
-@pytest.mark.parametrize("options", HALF_OPTIONS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_modules_and_autocast(dtype, options):
-    layer, x = PolaAttention(32, 2, key_positions=GRID, **options), tokens(dim=32).float()
-    wanted = layer(x, grid=GRID)
-    with torch.autocast("cpu", dtype=dtype):
-        cast = layer(x, grid=(5, 4))
-        assert cast.dtype == dtype
-        cast.float().sum().backward()
-    torch.testing.assert_close(layer(x, grid=(5, 4)), cast.float(), rtol=0.1, atol=2e-3)
-    pure = layer.to(dtype)(x.to(dtype), grid=GRID)
-    assert pure.dtype == dtype
-    torch.testing.assert_close(pure.float(), wanted, rtol=0.1, atol=2e-3)
-
-
-def test_the_layer_compiles_as_one_graph_and_trains():
-    layer, x = randomise(PolaAttention(12, 2, key_positions=GRID)), tokens().float()
-    compiled = torch.compile(lambda x: layer(x, grid=GRID), fullgraph=True)
-
-    def run(function):
-        layer.zero_grad()
-        out = function(x)
-        out.square().sum().backward()
-        return [out.detach(), *(p.grad.clone() for p in layer.parameters())]
-
-    for found, wanted in zip(run(compiled), run(lambda x: layer(x, grid=GRID)), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
-
-
-def test_a_reduction_compiles_with_dynamic_grids():
-    layer = randomise(PolaAttention(12, 2, reduction=2))
-    compiled = torch.compile(lambda x, grid: layer(x, grid=grid), fullgraph=True, dynamic=True, backend="aot_eager")
-    for grid in ((4, 6), (5, 7), (6, 3)):
-        x = tokens(grid[0] * grid[1]).float()
-        torch.testing.assert_close(compiled(x, grid), layer(x, grid=grid), rtol=1e-4, atol=1e-4)
-
-
-def test_the_layer_exports_to_plain_operations():
-    class OnAGrid(nn.Module):
-        def __init__(self, layer):
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x):
-            return self.layer(x, grid=GRID)
-
-    model, x = OnAGrid(randomise(PolaAttention(12, 2, key_positions=GRID))), tokens().float()
-    program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    targets = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
-    assert all(target.startswith("aten.") or "getitem" in target for target in targets), targets
-    x = tokens(batch=3).float()
-    torch.testing.assert_close(program.module()(x), model(x), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"dim": 13}, "dim 13 cannot be shared out among 2 heads; give a multiple of 2"),
-        ({"num_heads": 0}, "num_heads is 0; give a whole number of at least 1"),
-        ({"num_heads": 12}, "head width is 1, but each polarity needs a channel of v; use fewer heads"),
-        ({"conv": "dense"}, "conv is 'dense'; choose one of depthwise, deformable, None"),
-        ({"kernel_size": 4}, "kernel_size is 4; give an odd number"),
-        ({"kernel_size": (1, 2, 3)}, "kernel_size is (1, 2, 3)"),
-        ({"gate": "sigmoid"}, "gate is 'sigmoid'; choose one of linear, matrix, None"),
-        ({"gate_init": "xavier"}, "gate_init is 'xavier'; choose one of default, kaiming_uniform"),
-        ({"gate": "matrix"}, "gate 'matrix' has one row for each token; say how many with key_positions"),
-        ({"polarity": "none"}, "polarity is 'none'; choose one of both, same, positive, subtract"),
-        ({"reduction": 0}, "reduction is 0; give a whole number of at least 1"),
-        ({"key_positions": (0, 4)}, "key_positions' height or width is 0; give a whole number of at least 1"),
-        ({"key_positions": 16, "reduction": 2}, "reduction and deformable convolution need a grid"),
-        ({"key_positions": 16, "conv": "deformable"}, "reduction and deformable convolution need a grid"),
-        ({"proj_drop": 1.5}, "proj_drop is 1.5"),
-        ({"num_prefix_tokens": -1}, "num_prefix_tokens is -1"),
-        ({"num_prefix_tokens": 1.0}, "num_prefix_tokens is 1.0; give a whole number"),
-        ({"num_heads": 2.0}, "num_heads is 2.0; give a whole number"),
-        ({"num_heads": True}, "num_heads is True; give a whole number"),
-        ({"dim": "12"}, "dim is '12'; give a whole number"),
-        ({"kernel_size": 5.0}, "kernel_size is 5.0; give an odd number"),
-        ({"kernel_size": None}, "kernel_size is None; give an odd number"),
-        ({"key_positions": (16,)}, "key_positions is (16,); give (height, width)"),
-        ({"key_positions": 16.0}, "key_positions is 16.0; give a whole number"),
-        ({"key_positions": (4.0, 5)}, "height or width is 4.0; give a whole number"),
-        ({"alpha": float("inf")}, "alpha is inf"),
-        ({"alpha": -1.0}, "alpha is -1.0"),
-        ({"eps": -1.0}, "eps is -1.0"),
-        ({"backend": "fast"}, "backend is 'fast'"),
-    ],
-    ids=str,
-)
-def test_settings_that_do_not_fit_are_refused_at_construction(options, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        PolaAttention(**({"dim": 12, "num_heads": 2} | options))
-
-
-@pytest.mark.parametrize(
-    ("settings", "call", "error", "message"),
-    [
-        ({}, {"x": tokens()[0]}, ValueError, "x has shape (20, 12); give (batch, tokens, 12)"),
-        ({}, {"x": tokens(dim=8)}, ValueError, "x has shape (2, 20, 8); give (batch, tokens, 12)"),
-        ({}, {"x": [[1.0]]}, TypeError, "x is a list; give a torch.Tensor"),
-        ({}, {"x": tokens().long()}, TypeError, "x has dtype torch.int64; give a floating-point tensor"),
-        ({}, {"x": tokens().float()}, TypeError, "x has dtype torch.float32 but the layer torch.float64"),
-        ({}, {"x": tokens().to("meta")}, ValueError, "x is on meta but the layer on cpu"),
-        ({}, {"grid": (4, 5, 7)}, ValueError, "grid is (4, 5, 7); give (height, width) of the tokens"),
-        ({}, {"grid": (-4, -5)}, ValueError, "grid is (-4, -5); give (height, width)"),
-        ({}, {"grid": (4.0, 5.0)}, ValueError, "two positive whole numbers"),
-        ({}, {"grid": 20}, ValueError, "grid is 20; give (height, width)"),
-        ({}, {"mask": [[True]]}, TypeError, "mask is a list; give a boolean torch.Tensor"),
-        ({}, {"context": tokens(9).float()}, TypeError, "context has dtype torch.float32 but the layer torch.float64"),
-        ({"key_positions": 20, "num_prefix_tokens": 3}, {"context": tokens(2)}, ValueError, "must hold the 3 prefix tokens"),
-        ({}, {"grid": (4, 4)}, ValueError, "x has 20 tokens but grid (4, 4) with 0 prefix tokens has 16"),
-        ({"num_prefix_tokens": 1}, {"grid": GRID}, ValueError, "grid (4, 5) with 1 prefix tokens has 21"),
-        ({"num_prefix_tokens": 21}, {}, ValueError, "must hold the 21 prefix tokens; x has 20 tokens"),
-        (
-            {"key_positions": GRID},
-            {},
-            ValueError,
-            "has a table of key positions for a grid, which has no meaning",
-        ),
-        (
-            {"key_positions": 20},
-            {"grid": GRID},
-            ValueError,
-            "key_positions was given as a number of tokens",
-        ),
-        ({"reduction": 2}, {}, ValueError, "has a reduction of keys, which has no meaning on a sequence; give grid"),
-        ({"conv": "deformable"}, {}, ValueError, "has a deformable convolution, which has no meaning on a sequence"),
-        (
-            {},
-            {"mask": torch.ones(2, 19, dtype=torch.bool)},
-            ValueError,
-            "mask has shape (2, 19) but keys come from (2, 20)",
-        ),
-        ({}, {"mask": torch.ones(2, 20)}, TypeError, "mask has dtype torch.float32; give a boolean mask"),
-        ({}, {"context": tokens(9, 8)}, ValueError, "context has shape (2, 9, 8); give (batch, tokens, 12)"),
-        ({}, {"context": tokens(9, batch=3)}, ValueError, "context has 3 samples but x has 2"),
-        ({"reduction": 2}, {"grid": GRID, "context": tokens(9)}, ValueError, "a context of 9 tokens has no grid to reduce"),
-        ({"key_positions": GRID}, {"grid": GRID, "context": tokens(9)}, ValueError, "the table of key positions has 20 rows"),
-    ],
-    ids=lambda value: str(value)[:40] if isinstance(value, str) else "",
-)
-def test_calls_that_do_not_fit_are_refused(settings, call, error, message):
-    with pytest.raises(error, match=re.escape(message)):
-        PolaAttention(12, 2, **settings).double()(**({"x": tokens()} | call))

@@ -30,7 +30,7 @@ def problems(draw, max_tokens=9) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return noise(queries) * scale, noise(keys) / scale, noise(keys), power
 
 
-def close(found: Tensor, wanted: Tensor, tolerance: float = 1e-9) -> None:
+def assert_close(found: Tensor, wanted: Tensor, tolerance: float = 1e-9) -> None:
     torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
 
 
@@ -47,7 +47,7 @@ def mass(q: Tensor, k: Tensor, power: Tensor) -> tuple[Tensor, Tensor]:
 
 @given(problems())
 def test_law_linear_form_equals_quadratic_form(problem):
-    close(polarity_attention(*problem), reference.polarity_attention(*problem))
+    assert_close(polarity_attention(*problem), reference.polarity_attention(*problem))
 
 
 @given(problems())
@@ -55,7 +55,7 @@ def test_law_rows_sum_to_one_in_fp32(problem):
     q, k, _, power = (x.float() for x in problem)
     for weights, meets in zip(variants.polarity_maps(q, k, power), mass(q, k, power), strict=True):
         assert (weights >= 0).all()
-        close(weights.sum(dim=-1, keepdim=True), meets.float(), tolerance=4e-6)
+        assert_close(weights.sum(dim=-1, keepdim=True), meets.float(), tolerance=4e-6)
 
 
 @given(problems())
@@ -63,7 +63,7 @@ def test_law_constant_values_are_reproduced(problem):
     q, k, v, power = problem
     out = polarity_attention(q, k, torch.full_like(v, 2.5), power)
     for part, meets in zip(halves(out), mass(q, k, power), strict=True):
-        close(part, 2.5 * meets.double().expand_as(part))
+        assert_close(part, 2.5 * meets.double().expand_as(part))
 
 
 @given(problems())
@@ -79,20 +79,20 @@ def test_law_outputs_lie_in_the_convex_hull_of_the_values(problem):
 def test_law_queries_do_not_see_each_other(problem, random):
     q, k, v, power = problem
     order = random.sample(range(q.shape[2]), q.shape[2])
-    close(polarity_attention(q[:, :, order], k, v, power), polarity_attention(q, k, v, power)[:, :, order])
+    assert_close(polarity_attention(q[:, :, order], k, v, power), polarity_attention(q, k, v, power)[:, :, order])
 
 
 @given(problems(), st.randoms(use_true_random=False))
 def test_law_the_order_of_keys_does_not_matter(problem, random):
     q, k, v, power = problem
     order = random.sample(range(k.shape[2]), k.shape[2])
-    close(polarity_attention(q, k[:, :, order], v[:, :, order], power), polarity_attention(*problem))
+    assert_close(polarity_attention(q, k[:, :, order], v[:, :, order], power), polarity_attention(*problem))
 
 
 @given(problems())
 def test_law_flipping_both_signs_changes_nothing(problem):
     q, k, v, power = problem
-    close(polarity_attention(-q, -k, v, power), polarity_attention(*problem))
+    assert_close(polarity_attention(-q, -k, v, power), polarity_attention(*problem))
 
 
 @given(problems())
@@ -100,15 +100,15 @@ def test_law_flipping_the_queries_swaps_the_streams(problem):
     q, k, _, power = problem
     same, opposite = variants.polarity_maps(q, k, power)
     flipped_same, flipped_opposite = variants.polarity_maps(-q, k, power)
-    close(flipped_same, opposite)
-    close(flipped_opposite, same)
+    assert_close(flipped_same, opposite)
+    assert_close(flipped_opposite, same)
 
 
 @given(problems())
 def test_law_repeating_every_key_changes_nothing(problem):
     q, k, v, power = problem
-    close(polarity_attention(q, k.repeat(1, 1, 2, 1), v.repeat(1, 1, 2, 1), power), polarity_attention(*problem))
-    close(
+    assert_close(polarity_attention(q, k.repeat(1, 1, 2, 1), v.repeat(1, 1, 2, 1), power), polarity_attention(*problem))
+    assert_close(
         polarity_attention(q, k.repeat(1, 1, 2, 1), v.repeat(1, 1, 2, 1), power, eps=1e-3),
         polarity_attention(*problem, eps=1e-3),
     )
@@ -120,21 +120,21 @@ def test_law_samples_and_heads_do_not_see_each_other(problem):
     for b in range(q.shape[0]):
         for h in range(q.shape[1]):
             alone = polarity_attention(q[b, h][None, None], k[b, h][None, None], v[b, h][None, None], power[h])
-            close(alone[0, 0], polarity_attention(*problem)[b, h])
+            assert_close(alone[0, 0], polarity_attention(*problem)[b, h])
 
 
 @given(problems(), st.integers(1, 9))
 def test_law_queries_in_chunks_give_the_same(problem, size):
     q, k, v, power = problem
     chunks = [polarity_attention(part, k, v, power) for part in q.split(size, dim=2)]
-    close(torch.cat(chunks, dim=2), polarity_attention(*problem))
+    assert_close(torch.cat(chunks, dim=2), polarity_attention(*problem))
 
 
 @given(problems(), st.floats(-25, 25))
 def test_law_a_query_can_be_scaled_when_all_powers_are_equal(problem, exponent):
     q, k, v, power = problem
     power = power[:, :1].expand_as(power)
-    close(polarity_attention(q * 10.0**exponent, k, v, power), polarity_attention(q, k, v, power), tolerance=1e-7)
+    assert_close(polarity_attention(q * 10.0**exponent, k, v, power), polarity_attention(q, k, v, power), tolerance=1e-7)
 
 
 @given(problems(), st.data())
@@ -143,7 +143,7 @@ def test_law_a_masked_key_is_an_absent_key(problem, data):
     kept = data.draw(st.lists(st.booleans(), min_size=k.shape[2], max_size=k.shape[2]))
     mask = torch.tensor(kept).expand(k.shape[0], -1)
     absent = polarity_attention(q, k[:, :, kept], v[:, :, kept], power, eps=1e-4)
-    close(polarity_attention(q, k, v, power, mask=mask, eps=1e-4), absent)
+    assert_close(polarity_attention(q, k, v, power, mask=mask, eps=1e-4), absent)
 
 
 @given(problems())
@@ -151,7 +151,7 @@ def test_law_values_enter_linearly(problem):
     q, k, v, power = problem
     other = torch.linspace(-1, 1, v.numel(), dtype=v.dtype).reshape(v.shape)
     whole = polarity_attention(q, k, 2 * v - 3 * other, power)
-    close(whole, 2 * polarity_attention(q, k, v, power) - 3 * polarity_attention(q, k, other, power))
+    assert_close(whole, 2 * polarity_attention(q, k, v, power) - 3 * polarity_attention(q, k, other, power))
 
 
 @given(problems())
@@ -167,4 +167,4 @@ def test_law_eps_only_shrinks_the_output(problem):
 def test_law_fp32_follows_fp64(problem):
     narrow = [x.float() for x in problem]
     found, wanted = polarity_attention(*narrow), polarity_attention(*[x.double() for x in narrow])
-    close(found.double(), wanted, tolerance=2e-4)
+    assert_close(found.double(), wanted, tolerance=2e-4)

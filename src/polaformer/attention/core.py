@@ -7,6 +7,11 @@ from typing import Protocol
 
 from torch import Tensor
 
+Mask = Tensor | None  # (B, M), True where the key exists
+Bias = Tensor | None  # additive, broadcastable to (B, H, N, M)
+Size = tuple[int, int] | None  # (height, width) of the queries
+Maps = dict[str, Tensor]  # by name, each (B, H, N, M)
+
 
 class Core(Protocol):
     """An attention mechanism: a module that maps q, k and v to outputs and can show the maps that it applies.
@@ -18,28 +23,11 @@ class Core(Protocol):
     num_heads: int
     head_dim: int
 
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        grid: tuple[int, int] | None = None,
-    ) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Tensor:
         """(B, H, N, D) in v's dtype."""
         ...
 
-    def weights(
-        self,
-        q: Tensor,
-        k: Tensor,
-        *,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        grid: tuple[int, int] | None = None,
-    ) -> dict[str, Tensor]:
+    def weights(self, q: Tensor, k: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Maps:
         """The explicit maps that a call applies, by name, each (B, H, N, M)."""
         ...
 

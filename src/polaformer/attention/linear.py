@@ -9,7 +9,7 @@ Normaliser: the sum over the keys that exist. Cost O((N + M)·D²). No parameter
 
 from torch import Tensor, nn
 
-from polaformer.attention.core import check_heads, refuse_bias
+from polaformer.attention.core import Bias, Maps, Mask, Size, check_heads, refuse_bias
 from polaformer.ops.linear import reciprocal
 from polaformer.ops.precision import computing_dtype, without_autocast
 
@@ -22,29 +22,12 @@ class LinearCore(nn.Module):
         check_heads("linear", num_heads, head_dim)
         self.num_heads, self.head_dim = num_heads, head_dim
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        grid: tuple[int, int] | None = None,
-    ) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Tensor:
         """(B, H, N, D) in v's dtype."""
         refuse_bias("linear", bias)
         return _attend(q, k, v, mask)
 
-    def weights(
-        self,
-        q: Tensor,
-        k: Tensor,
-        *,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        grid: tuple[int, int] | None = None,
-    ) -> dict[str, Tensor]:
+    def weights(self, q: Tensor, k: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Maps:
         """The explicit map, {"linear": (B, H, N, M)}."""
         refuse_bias("linear", bias)
         return {"linear": _map(q, k, mask)}

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polaformer.attention.core import check_heads, refuse_bias
+from polaformer.attention.core import Bias, Maps, Mask, Size, check_heads, refuse_bias
 from polaformer.ops import variants
 from polaformer.ops.polarity import check_backend, check_eps, polarity_attention
 from polaformer.ops.precision import computing_dtype
@@ -50,16 +50,7 @@ class PolaCore(nn.Module):
         self.power = nn.Parameter(torch.zeros(num_heads, head_dim))
         self.scale = nn.Parameter(torch.zeros(num_heads, head_dim)) if learn_scale else None
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        grid: tuple[int, int] | None = None,
-    ) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Tensor:
         """(B, H, N, D) in v's dtype, before the gate."""
         refuse_bias("pola", bias)
         q, k, wide = self._scaled(q), self._scaled(k), v.to(computing_dtype(v))
@@ -71,15 +62,7 @@ class PolaCore(nn.Module):
             out = variants.same_sign_attention(q, k, wide, self.exponent(), mask=mask, eps=self.eps)
         return out.to(v.dtype)
 
-    def weights(
-        self,
-        q: Tensor,
-        k: Tensor,
-        *,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        grid: tuple[int, int] | None = None,
-    ) -> dict[str, Tensor]:
+    def weights(self, q: Tensor, k: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Maps:
         """The explicit maps, (B, H, N, M) each.
 
         polarity "both": {"same", "opposite"}, applied to the first ceil(D/2) and to the other channels of v; any other

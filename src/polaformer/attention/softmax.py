@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polaformer.attention.core import check_heads
+from polaformer.attention.core import Bias, Maps, Mask, Size, check_heads
 
 
 class SoftmaxCore(nn.Module):
@@ -23,31 +23,14 @@ class SoftmaxCore(nn.Module):
         self.num_heads, self.head_dim = num_heads, head_dim
         self.scale = head_dim**-0.5 if scale is None else scale
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        grid: tuple[int, int] | None = None,
-    ) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Tensor:
         """(B, H, N, D) in v's dtype."""
         if mask is not None:
             absent = ~mask[:, None, :, None]
             k, v = k.masked_fill(absent, 0.0), v.masked_fill(absent, 0.0)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=_allowed(mask, bias), scale=self.scale)
 
-    def weights(
-        self,
-        q: Tensor,
-        k: Tensor,
-        *,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        grid: tuple[int, int] | None = None,
-    ) -> dict[str, Tensor]:
+    def weights(self, q: Tensor, k: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Maps:
         """The explicit map, {"softmax": (B, H, N, M)}."""
         if mask is not None:
             k = k.masked_fill(~mask[:, None, :, None], 0.0)
