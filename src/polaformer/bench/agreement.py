@@ -3,7 +3,7 @@
 # B batch, H heads, N queries and keys, D head width
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -53,13 +53,23 @@ def random_inputs(
     return Inputs(q * magnitude, k * magnitude, v, powers if power is None else torch.full_like(powers, power), grad)
 
 
-def differences(attention: Attention, truth: Attention, inputs: Inputs) -> dict[str, Difference]:
+def differences(
+    attention: Attention, truth: Attention, inputs: Inputs, rows: Sequence[int] | None = None
+) -> dict[str, Difference]:
     """How far `attention` on the inputs as they are is from `truth` on the same numbers in float64.
 
     By name: "output", and the gradients of "q", "k", "v" and "power" (zeros where a mechanism does not use its power).
+    rows: queries to compare, all unless given. The attention still runs over all of them, but a gradient comes back to these
+    alone, so that the truth, quadratic as it is, need only be told about these.
     """
+    chosen = list(range(inputs.q.shape[2])) if rows is None else list(rows)
+    grad = torch.zeros_like(inputs.grad)
+    grad[:, :, chosen] = inputs.grad[:, :, chosen]
     exact = Inputs(*(x.double() for x in inputs))
-    pairs = zip(_output_and_gradients(attention, inputs), _output_and_gradients(truth, exact), strict=True)
+    exact = exact._replace(q=exact.q[:, :, chosen], grad=exact.grad[:, :, chosen])
+    found = _output_and_gradients(attention, inputs._replace(grad=grad))
+    found[:2] = [x[:, :, chosen] for x in found[:2]]  # the output and the gradient of q
+    pairs = zip(found, _output_and_gradients(truth, exact), strict=True)
     return {name: _difference(x, y) for name, (x, y) in zip(("output", *inputs._fields[:4]), pairs, strict=True)}
 
 

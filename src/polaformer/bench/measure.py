@@ -14,7 +14,7 @@ class Timing:
     """How long one call took, in seconds, in each round; no samples for a callable that was too slow to measure."""
 
     samples: tuple[float, ...]  # of the first, second, … round
-    estimate: float  # what all the rounds that were asked for would take, judged from the warm-up call
+    first: float  # of the warm-up call, which also loads and allocates
 
     @property
     def median(self) -> float | None:
@@ -28,7 +28,7 @@ class Timing:
 
     def as_record(self) -> dict[str, Any]:
         """For JSON."""
-        return {"median": self.median, "best": self.best, "rounds": len(self.samples), "estimate": self.estimate}
+        return {"median": self.median, "best": self.best, "rounds": len(self.samples), "first": self.first}
 
 
 def measure(
@@ -48,14 +48,13 @@ def measure(
     if rounds < 1 or not seconds > 0:
         raise ValueError(f"measure: got {rounds} rounds and {seconds} seconds; give at least one round and a positive time")
     tell = on_call or (lambda _: None)
-    _settle_allocator()
     warm_up = {name: _time(name, call, tell, clock) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls if warm_up[name] <= seconds}
     for _ in range(rounds):
         for name, taken in samples.items():
             if sum(taken) < seconds / len(calls):
                 taken.append(_time(name, calls[name], tell, clock))
-    return {name: Timing(tuple(samples.get(name, ())), warm_up[name] * rounds) for name in calls}
+    return {name: Timing(tuple(samples.get(name, ())), warm_up[name]) for name in calls}
 
 
 def slowdown(slow: Timing, fast: Timing) -> float | None:
@@ -74,15 +73,6 @@ def _time(name: str, call: Callable[[], object], tell: Callable[[str], None], cl
     call()
     _synchronise()
     return clock() - start
-
-
-def _settle_allocator() -> None:
-    """Frees one large block, so that timings are those of a program that has run a while.
-
-    Until it has seen that, the C library hands freed memory back to the system and every call faults it in again: up to three
-    times the time at a thousand tokens. Any program that has run a model is past that. Nothing touches the block.
-    """
-    torch.empty(31 << 20, dtype=torch.uint8)
 
 
 def _synchronise() -> None:

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.table import Table
 
 from polaformer.cli.errors import INCORRECT, UsageError
-from polaformer.cli.output import machine_lines, new_table, print_all, print_json, progress_bar
+from polaformer.cli.output import load, machine_lines, new_table, print_all, print_json, progress_bar
 
 if TYPE_CHECKING:
     from polaformer.bench.op import Row
 
 Shape = tuple[int, int, int, int]
+WIDEST = 1024
+MOST_PRODUCTS = 10**12  # in one call of softmax attention: tens of seconds on two cores
 TENSORS = 16  # of a shape's size that are alive at the same time, at least
 Found = dict[Shape, dict[str, "Row"]]
 
@@ -44,6 +46,7 @@ class BenchOp:
     def run(self) -> int:
         """Checks the options, measures, prints."""
         shapes = self.checked_shapes()
+        load("polaformer.bench")
         from polaformer.bench.machine import fingerprint, processor_use, share_of_others, using_threads
 
         with using_threads(self.threads):
@@ -64,8 +67,9 @@ class BenchOp:
             raise UsageError(f"--rounds is {self.rounds}; give at least 1")
         if not (self.seconds > 0 and isfinite(self.seconds)):
             raise UsageError(f"--seconds is {self.seconds}; give a positive number")
-        if self.threads is not None and self.threads < 1:
-            raise UsageError(f"--threads is {self.threads}; give at least 1, or leave it out for torch's own choice")
+        cores = os.cpu_count() or 1
+        if self.threads is not None and not 1 <= self.threads <= cores:
+            raise UsageError(f"--threads is {self.threads}; give 1 to {cores}, or leave it out for torch's own choice")
         return list(dict.fromkeys(_parse_shape(text) for text in self.shapes))
 
     def _measure(self, shapes: list[Shape]) -> Found:
@@ -96,8 +100,15 @@ def _parse_shape(text: str) -> Shape:
         raise UsageError(
             f"--shapes has {text!r}; give four whole numbers with commas: batch,heads,tokens,head width, as in 4,4,3136,32"
         ) from None
-    if min(batch, heads, tokens) < 1 or width < 2:
-        raise UsageError(f"--shapes has {text!r}; batch, heads and tokens must be at least 1, the head width at least 2")
+    if min(batch, heads, tokens) < 1 or not 2 <= width <= WIDEST:
+        raise UsageError(
+            f"--shapes has {text!r}; batch, heads and tokens must be at least 1, the head width between 2 and {WIDEST}"
+        )
+    if batch * heads * tokens**2 * width > MOST_PRODUCTS:
+        raise UsageError(
+            f"--shapes has {text!r}; everything is called at least once, and softmax with so many tokens would take too long: "
+            f"keep batch·heads·tokens²·width below {MOST_PRODUCTS:.0e}"
+        )
     needed, there_is = TENSORS * 4 * batch * heads * tokens * width, _memory()
     if there_is is not None and needed > there_is:
         raise UsageError(
@@ -146,7 +157,7 @@ def _ratio(row: "Row") -> str:
     if row.timing is None:
         return "incorrect"
     if not row.timing.samples:
-        return f"skipped: would take ~{row.timing.estimate:.0f} s"
+        return f"skipped: one call took {row.timing.first:.1f} s"
     return "–" if row.speedup is None else f"{row.speedup:.2f}"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polaformer.cli.errors import UsageError
-from polaformer.cli.output import busy_lines, prepare_folder, print_json, steps, to_json, writing
+from polaformer.cli.output import busy_lines, load, prepare_folder, print_json, steps, threads_text, to_json, writing
 from polaformer.extras import require
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ class Demo:
 
     def _measure(self, begin: Callable[[str], None]) -> Findings:
         begin("loading PyTorch")
+        load("polaformer.bench", "polaformer.analysis", "sklearn.datasets", "matplotlib.backends.backend_agg")
         from polaformer.bench.machine import using_threads
 
         agreement, safety = {}, {}
@@ -138,7 +139,7 @@ class Demo:
         from polaformer.bench.length import NUM_HEADS, WIDTH
 
         sharpness, times = self.out / "sharpness.png", self.out / "time.png"
-        setting = f"Forward pass, batch 1, {NUM_HEADS} heads of width {WIDTH}, float32, one thread"
+        setting = f"Forward pass, batch 1, {NUM_HEADS} heads of width {WIDTH}, float32, {threads_text(findings.machine)}"
         with writing(f"--out {self.out}"):
             figures.save_sharpness(
                 sharpness,

@@ -3,11 +3,8 @@
 import io
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from difflib import get_close_matches
-from threading import current_thread, main_thread
-from types import FrameType
 from typing import Protocol
 
 import tyro
@@ -35,23 +32,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `polaformer` with the arguments, those of the process unless given, and returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     _never_fail_on_characters()
+    if arguments is None and hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `polaformer … | head` ends quietly, as other tools do
     name = _command_name(words)
     program = f"polaformer {name}".strip()
-    with _remembered_ctrl_c() as pressed:
-        try:
-            return _run(name, words, program)
-        except CommandError as error:
-            print_line(f"{program}: {error}", stderr=True)
-            return error.exit_code
-        except MissingExtraError as error:
-            print_line(f"{program}: {error}", stderr=True)
-            return USAGE
-        # A library that is interrupted while it loads may turn the interrupt into an error of another kind.
-        except (KeyboardInterrupt, Exception) as error:
-            if not (pressed or isinstance(error, KeyboardInterrupt)):
-                raise
-            print_line(f"{program}: stopped by Ctrl-C", stderr=True)
-            return INTERRUPTED
+    try:
+        return _run(name, words, program)
+    except CommandError as error:
+        print_line(f"{program}: {error}", stderr=True)
+        return error.exit_code
+    except MissingExtraError as error:
+        print_line(f"{program}: {error}", stderr=True)
+        return USAGE
+    except KeyboardInterrupt:
+        print_line(f"{program}: stopped by Ctrl-C", stderr=True)
+        return INTERRUPTED
 
 
 def _run(name: str, words: Sequence[str], program: str) -> int:
@@ -60,26 +55,6 @@ def _run(name: str, words: Sequence[str], program: str) -> int:
     options = words[len(name.split()) :]
     command = tyro.cli(COMMANDS[name], prog=program, args=options, config=(tyro.conf.FlagCreatePairsOff,))
     return command.run()
-
-
-@contextmanager
-def _remembered_ctrl_c() -> Iterator[list[int]]:
-    """A list that is empty until Ctrl-C is pressed, which raises KeyboardInterrupt as ever."""
-    pressed: list[int] = []
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        pressed.append(number)
-        signal.default_int_handler(number, frame)
-
-    # Where Ctrl-C is ignored or means something else, that stays so.
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or current_thread() is not main_thread():
-        yield pressed
-        return
-    signal.signal(signal.SIGINT, handler)
-    try:
-        yield pressed
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _command_name(words: Sequence[str]) -> str:

@@ -1,6 +1,8 @@
 """What all commands share in what they show and write: tables and results on stdout, progress on stderr, files."""
 
+import importlib
 import json
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +18,19 @@ from rich.table import Table
 from polaformer.cli.errors import WriteError
 
 BUSY = 0.1  # share of the processor that other programs may use before timings are called doubtful
+
+
+def load(*modules: str) -> None:
+    """Imports the modules with Ctrl-C held back: interrupted half-way, a library may abort or fail in ways of its own."""
+    held = hasattr(signal, "pthread_sigmask")
+    if held:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        for module in modules:
+            importlib.import_module(module)
+    finally:
+        if held:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def progress_bar() -> Progress:
@@ -90,10 +105,15 @@ def writing(what: str) -> Iterator[None]:
         raise WriteError(f"cannot write to {what}: {reason}; give a place that exists or can be made, with room") from error
 
 
+def threads_text(machine: dict[str, Any]) -> str:
+    """How many threads torch used."""
+    return "one thread" if machine["torch_threads"] == 1 else f"{machine['torch_threads']} threads"
+
+
 def machine_lines(machine: dict[str, Any]) -> list[str]:
     """The machine that timings are for, and a warning if it was busy with something else."""
     gpu = f", {machine['gpu']}" if machine["gpu"] else ""
-    processor = f"{machine['cpu']}, {machine['cores']} cores{gpu}, torch threads: {machine['torch_threads']}"
+    processor = f"{machine['cpu']}, {machine['cores']} cores{gpu}, {threads_text(machine)}"
     versions = f"torch {machine['torch']}, Python {machine['python']}, {machine['os']}"
     return [f"\nTimings are for this machine: {processor}, {versions}", *busy_lines(machine)]
 

@@ -33,6 +33,9 @@ LN2 = log(2.0)
 # Of one input on a CPU. Much larger temporaries are handed back to the system and faulted in again on every call; much smaller
 # ones cost more calls than they save.
 BLOCK_BYTES = 5 << 18
+# Until it has once seen a large block freed, the C library on Linux hands the memory of temporaries back to the system after
+# every call and faults it in again in the next: twice to three times the time at a thousand tokens. Nothing touches this one.
+torch.empty(31 << 20, dtype=torch.uint8)
 
 
 class Signed(NamedTuple):
