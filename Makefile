@@ -15,7 +15,7 @@ demo: $(STAMP)  ## show what the operator does: table and figures, under two min
 test: $(STAMP)  ## style, types and the whole default test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-test-numerics: $(STAMP)  ## the long numerical sweeps (about ten minutes)
+test-numerics: $(STAMP)  ## the long numerical sweeps (half a minute on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m numerics
 
 lint: $(STAMP)  ## ruff and mypy alone
