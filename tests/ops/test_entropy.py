@@ -62,6 +62,12 @@ def test_gradients_are_finite_beside_zeros_and_rows_without_an_entropy():
     assert (gradient[1] == 0).all()
 
 
+def test_n5_gradcheck_and_gradgradcheck():
+    x = (0.1 + torch.rand(3, 5, dtype=torch.float64)).requires_grad_()
+    assert torch.autograd.gradcheck(pse, (x,), atol=1e-8, rtol=1e-6)
+    assert torch.autograd.gradgradcheck(pse, (x,), atol=1e-8, rtol=1e-6)
+
+
 def test_wrong_arguments_are_named():
     with pytest.raises(TypeError, match="x is a list; give a floating-point tensor"):
         pse([1.0, 2.0])

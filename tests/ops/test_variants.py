@@ -52,6 +52,22 @@ def test_the_same_sign_stream_is_safe_at_the_ends_of_the_range(scale):
     assert all(x.isfinite().all() for x in with_gradients(variants.same_sign_attention, inputs, torch.ones_like(inputs[0])))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        variants.same_sign_attention,
+        lambda q, k, v, p: variants.subtractive_attention(q.abs(), k.abs(), v, p),  # away from sums of zero
+        lambda q, k, v, p: torch.stack(variants.polarity_maps(q, k, p)) @ v,
+        lambda q, k, v, p: variants.subtractive_map(q.abs(), k.abs(), p) @ v,
+    ],
+    ids=["same sign", "subtractive", "maps", "subtractive map"],
+)
+def test_n5_gradcheck_and_gradgradcheck(function):
+    inputs = random_inputs(batch=1, heads=2, queries=3, keys=4, width=4)
+    assert torch.autograd.gradcheck(function, inputs, atol=1e-8, rtol=1e-6)
+    assert torch.autograd.gradgradcheck(function, inputs, atol=1e-8, rtol=1e-6)
+
+
 def test_autocast_changes_nothing_inside():
     inputs = [x.detach() for x in random_inputs(dtype=torch.float32, queries=40, keys=40, width=16)]
     calls = (

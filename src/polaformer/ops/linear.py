@@ -35,7 +35,7 @@ LN2 = log(2.0)
 BLOCK_BYTES = 5 << 18
 # Until it has once seen a large block freed, the C library on Linux hands the memory of temporaries back to the system after
 # every call and faults it in again in the next: twice to three times the time at a thousand tokens. Nothing touches this one.
-torch.empty(31 << 20, dtype=torch.uint8)
+torch.empty(31 << 20, dtype=torch.uint8, device="cpu")
 
 
 class Signed(NamedTuple):
