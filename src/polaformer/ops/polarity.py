@@ -43,9 +43,9 @@ def polarity_attention(
 
     Computed in float32 (float64 for float64 input) with autocast switched off, returned in v's dtype. power may be wider than
     q, k and v, so that an fp32 parameter serves bf16 activations. Finite q and k never give NaN, whatever their magnitude, as
-    long as the sum of v over the keys can be represented. A query that meets no key mass
-    in a stream (a zero query, no keys, no key of the needed sign) gets zeros there and passes no gradient; the derivative of
-    |x|^p at x = 0 is taken as 0. NaN in the input (outside the mask) shows as NaN in the output.
+    long as the sum of v over the keys can be represented. A query that meets no key mass in a stream (a zero query, no keys, no
+    key of the needed sign) gets zeros there and passes no gradient; the derivative of |x|^p at x = 0 is taken as 0. NaN in the
+    input (outside the mask) shows as NaN in the output.
     """
     _check(q, k, v, power, mask, eps, backend)
     power = power.expand(q.shape[1], -1)
