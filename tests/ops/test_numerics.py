@@ -74,7 +74,9 @@ def test_law_finite_everywhere(dtype):
     """Row N3 in full: q and k scaled independently over 61 decades (fp16: its whole range), five powers."""
     cells = sweep_cells(dtype)
     assert len(cells) >= (3_000 if dtype == torch.float16 else 18_000)
-    check_finite_everywhere(dtype, cells, queries=5, keys=6, width=6)
+    found, wanted = check_finite_everywhere(dtype, cells, queries=5, keys=6, width=6)
+    limit = {torch.float32: 1e-4, torch.bfloat16: 4e-3, torch.float16: 5e-4}[dtype]
+    assert relative_error_by_head(found[0], wanted[0]).max() <= limit
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())
