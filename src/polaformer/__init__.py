@@ -7,8 +7,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polaformer import analysis, attention, bench, ops
+    from polaformer import analysis, attention, backbones, bench, ops
     from polaformer.attention.layer import AttentionLayer, PolaAttention
+    from polaformer.backbones.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
+    from polaformer.backbones.registry import create_model, list_models
     from polaformer.ops.entropy import positive_sequence_entropy
     from polaformer.ops.polarity import polarity_attention
 
@@ -20,19 +22,30 @@ _PUBLIC = {
     "positive_sequence_entropy": "polaformer.ops.entropy",
     "AttentionLayer": "polaformer.attention.layer",
     "PolaAttention": "polaformer.attention.layer",
+    "create_model": "polaformer.backbones",
+    "list_models": "polaformer.backbones",
+    "load_checkpoint": "polaformer.backbones",
+    "save_checkpoint": "polaformer.backbones",
+    "CheckpointError": "polaformer.backbones",
 }
-_PACKAGES = ("ops", "attention", "analysis", "bench")
+_PACKAGES = ("ops", "attention", "backbones", "analysis", "bench")
 
 __all__ = [
     "AttentionLayer",
+    "CheckpointError",
     "PolaAttention",
     "__version__",
     "analysis",
     "attention",
+    "backbones",
     "bench",
+    "create_model",
+    "list_models",
+    "load_checkpoint",
     "ops",
     "polarity_attention",
     "positive_sequence_entropy",
+    "save_checkpoint",
 ]
 
 

@@ -2,5 +2,6 @@
 
 from polaformer.attention.layer import AttentionLayer, PolaAttention
 from polaformer.attention.registry import create, names
+from polaformer.attention.windows import WindowAttention
 
-__all__ = ["AttentionLayer", "PolaAttention", "create", "names"]
+__all__ = ["AttentionLayer", "PolaAttention", "WindowAttention", "create", "names"]

@@ -1,6 +1,7 @@
 """What the layer refuses, before any work: settings that do not fit each other, calls that do not fit the settings."""
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,8 +10,7 @@ from torch import Tensor, nn
 from polaformer.attention.convolution import CONVOLUTIONS
 from polaformer.attention.core import Core
 from polaformer.attention.gate import GATE_INITS, GATES
-
-Grid = tuple[int, int]
+from polaformer.attention.tables import Grid
 
 
 def check_whole(name: str, value: Any, least: int) -> int:
@@ -139,3 +139,14 @@ def check_grid(name: str, grid: Any, num_tokens: int, num_prefix: int) -> Grid:
             f"{num_prefix + grid[0] * grid[1]}; give grid=(height, width) of the tokens"
         )
     return grid[0], grid[1]
+
+
+def check_sizes(name: str, sizes: Sequence[Grid], batch: int, grid: Grid | None, *, same_length: bool) -> None:
+    """Raises unless `sizes` holds one (height, width) within the grid for each sample."""
+    if grid is None or not same_length:
+        raise ValueError(f"{name}: sizes say where images lie on the grid; give grid=(height, width), and no other context")
+    if len(sizes) != batch:
+        raise ValueError(f"{name}: sizes has {len(sizes)} entries for {batch} samples; give a (height, width) for each")
+    for size in sizes:
+        if not (1 <= size[0] <= grid[0] and 1 <= size[1] <= grid[1]):
+            raise ValueError(f"{name}: a sample of size {tuple(size)} is not on the grid {tuple(grid)}; give at most the grid")

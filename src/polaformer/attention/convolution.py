@@ -6,9 +6,13 @@ The same filters serve every head. A sequence is a grid of one row, on which a k
 # B batch, N tokens, C = num_heads · D channels
 """
 
+from collections.abc import Sequence
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polaformer.attention.tables import Grid
 from polaformer.ops.precision import computing_dtype, without_autocast
 
 CONVOLUTIONS = ("depthwise", "deformable", None)
@@ -57,7 +61,7 @@ def _deform(image: Tensor, offsets: Tensor, deform: nn.Module) -> Tensor:
     return deform_conv2d(image.to(dtype), offsets.to(dtype), weight, bias, padding=deform.padding)
 
 
-def convolve_tokens(convolution: nn.Module, values: Tensor, grid: tuple[int, int], num_heads: int) -> Tensor:
+def convolve_tokens(convolution: nn.Module, values: Tensor, grid: Grid, num_heads: int) -> Tensor:
     """The convolution over tokens values (B, H·W, C) on their grid, each head apart, (B, H·W, C)."""
     batch = values.shape[0]
     images = values.unflatten(1, grid).unflatten(-1, (num_heads, -1)).permute(0, 3, 4, 1, 2)  # (B, heads, D, H, W)
@@ -65,9 +69,18 @@ def convolve_tokens(convolution: nn.Module, values: Tensor, grid: tuple[int, int
     return images.permute(0, 3, 4, 1, 2).flatten(3).flatten(1, 2)
 
 
-def stretch_tokens(values: Tensor, num_tokens: int) -> Tensor:
-    """Reduced values (B, M, C) brought to num_tokens, linearly along the raster order, as the authors do.
+def stretch_tokens(
+    values: Tensor, old: Grid, new: Grid, old_sizes: Sequence[Grid] | None = None, new_sizes: Sequence[Grid] | None = None
+) -> Tensor:
+    """Reduced values (B, old height·width, C) brought to the new grid, linearly along the raster order, as the authors do.
 
-    It ignores the second dimension of the grid; kept because published parameters were trained with it.
+    It ignores the second dimension of the grid; kept because published parameters were trained with it. With sizes, the
+    (height, width) of each sample at the top left of the two grids, each sample is stretched along its own raster.
     """
-    return F.interpolate(values.mT, size=num_tokens, mode="linear", align_corners=False).mT
+    if old_sizes is None or new_sizes is None:
+        return F.interpolate(values.mT, size=new[0] * new[1], mode="linear", align_corners=False).mT
+    stretched = []
+    for image, (height, width), size in zip(values.unflatten(1, old), old_sizes, new_sizes, strict=True):
+        own = stretch_tokens(image[:height, :width].flatten(0, 1)[None], (height, width), size)[0]
+        stretched.append(F.pad(own.unflatten(0, size), (0, 0, 0, new[1] - size[1], 0, new[0] - size[0])).flatten(0, 1))
+    return torch.stack(stretched)

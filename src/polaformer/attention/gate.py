@@ -4,11 +4,12 @@
 """
 
 import math
+from collections.abc import Sequence
 
 import torch.nn.functional as F
 from torch import Tensor, empty, nn
 
-from polaformer.attention.tables import TokenTable
+from polaformer.attention.tables import Grid, TokenTable
 
 GATES = ("linear", "matrix", None)
 GATE_INITS = ("default", "kaiming_uniform", "zeros", "normal", "uniform", "ones")
@@ -31,7 +32,7 @@ class LinearGate(nn.Module):
             else:
                 nn.init.uniform_(self.bias, -(dim**-0.5), dim**-0.5)
 
-    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, sizes: Sequence[Grid] | None = None) -> Tensor:
         """x (B, N, C) to factors (B, N, C)."""
         return F.linear(x, self.weight, self.bias)
 
@@ -44,9 +45,9 @@ class MatrixGate(TokenTable):
         # "Kaiming" is what the paper's own Long Range Arena rows used; for a free matrix there is no other published choice.
         initialise_gate(self.rows, "kaiming_uniform" if init == "default" else init)
 
-    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:  # type: ignore[override]
-        """Factors (N, C) for the tokens of the grid."""
-        return super().forward(grid).to(x.dtype)
+    def forward(self, x: Tensor, grid: Grid, sizes: Sequence[Grid] | None = None) -> Tensor:  # type: ignore[override]
+        """Factors (N, C) for the tokens of the grid, or (B, N, C) for samples of the given sizes on it."""
+        return super().forward(grid, sizes).to(x.dtype)
 
 
 def initialise_gate(weight: Tensor, init: str) -> None:

@@ -9,18 +9,20 @@ paper's ablation is a matter of arguments.
 # B batch, N tokens of x, M tokens that keys come from, C = num_heads · D channels, P prefix tokens
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polaformer.attention.checks import (
-    Grid,
     check_core,
     check_grid,
     check_kernel,
     check_key_positions,
     check_mask,
     check_options,
+    check_sizes,
     check_tokens,
     check_width,
 )
@@ -30,7 +32,7 @@ from polaformer.attention.gate import LinearGate, MatrixGate
 from polaformer.attention.parameter_names import translate_published_names
 from polaformer.attention.pola import PolaCore
 from polaformer.attention.reduction import KeyReduction
-from polaformer.attention.tables import TokenTable
+from polaformer.attention.tables import Grid, TokenTable
 
 
 class AttentionLayer(nn.Module):
@@ -88,7 +90,16 @@ class AttentionLayer(nn.Module):
         self._initialise()
         self.register_load_state_dict_pre_hook(translate_published_names)
 
-    def forward(self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, context: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        grid: Grid | None = None,
+        mask: Tensor | None = None,
+        context: Tensor | None = None,
+        *,
+        sizes: Sequence[Grid] | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
         """x (B, N, C) to (B, N, C).
 
         grid: (height, width) of the tokens after the prefix, row by row; None: a plain sequence, convolved in one dimension.
@@ -96,39 +107,60 @@ class AttentionLayer(nn.Module):
             What lies under it influences nothing else; a token that does not exist is no query either. To hide tokens as
             keys only, give them as the context too: `layer(x, context=x, mask=mask)`.
         context: (B, M, C), where keys and values come from instead of x. The convolution branch is left out unless M = N.
+        sizes: the (height, width) of each sample's own image at the top left of the grid, in a batch of unequal images. What
+            is sized by the grid (table, matrix gate) is then sized by the image; the mask still says which tokens exist.
+        bias: added to the scores, broadcastable to (B, H, N, M); for cores that form scores (softmax).
         """
-        x, source, size = self._inputs(x, grid, mask, context)
-        q, k, v, mask = self._queries_keys_values(x, source, size, mask)
-        out = self.core(self._split(q), self._split(k), self._split(v), mask=mask, grid=size)
+        x, source, size = self._inputs(x, grid, mask, context, sizes)
+        q, k, v, mask = self._queries_keys_values(x, source, size, mask, sizes)
+        out = self.core(self._split(q), self._split(k), self._split(v), mask=mask, bias=bias, grid=size)
         out = out.transpose(1, 2).flatten(2)  # (B, N, C)
         if self.conv is not None and source.shape[1] == x.shape[1] > self.num_prefix_tokens:
-            out = out + self._convolved(v, mask, size)
+            out = out + self._convolved(v, mask, size, sizes)
         if self.gate is not None:
-            out = out * self.gate(x, size)
+            out = out * self.gate(x, size, sizes)
         return self.proj_drop(self.proj(out))
 
     def maps(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, context: Tensor | None = None
+        self,
+        x: Tensor,
+        grid: Grid | None = None,
+        mask: Tensor | None = None,
+        context: Tensor | None = None,
+        *,
+        sizes: Sequence[Grid] | None = None,
+        bias: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """The attention maps that forward applies to the same arguments, by name, each (B, H, N, M).
 
         PolaAttention gives "same" (for the first ceil(D/2) channels of v of each head) and "opposite" (for the others).
         """
-        x, source, size = self._inputs(x, grid, mask, context)
-        q, k, _, mask = self._queries_keys_values(x, source, size, mask)
-        return self.core.weights(self._split(q), self._split(k), mask=mask, grid=size)
+        x, source, size = self._inputs(x, grid, mask, context, sizes)
+        q, k, _, mask = self._queries_keys_values(x, source, size, mask, sizes)
+        return self.core.weights(self._split(q), self._split(k), mask=mask, bias=bias, grid=size)
 
-    def _inputs(self, x: Tensor, grid: Grid | None, mask: Tensor | None, context: Tensor | None) -> tuple[Tensor, Tensor, Grid]:
+    def set_grid(self, grid: Grid) -> None:
+        """Makes the grid the native size of what is sized by it, for good: tables are resized."""
+        if self.key_positions is not None:
+            self.key_positions.resize(self._key_grid(grid))
+        if isinstance(self.gate, MatrixGate):
+            self.gate.resize(grid)
+
+    def _inputs(
+        self, x: Tensor, grid: Grid | None, mask: Tensor | None, context: Tensor | None, sizes: Sequence[Grid] | None
+    ) -> tuple[Tensor, Tensor, Grid]:
         """x and the tokens that keys come from, with masked tokens zeroed, and the grid."""
         source = x if context is None else context
         size = self._check_call(x, source, grid, mask)
+        if sizes is not None:
+            check_sizes(type(self).__name__, sizes, x.shape[0], grid, same_length=source.shape[1] == x.shape[1])
         if mask is not None:
             # Zeroed here already: NaN under the mask would otherwise reach the projections' gradients.
             source = source.masked_fill(~mask[..., None], 0.0)
         return (source if context is None else x), source, size
 
     def _queries_keys_values(
-        self, x: Tensor, source: Tensor, grid: Grid, mask: Tensor | None
+        self, x: Tensor, source: Tensor, grid: Grid, mask: Tensor | None, sizes: Sequence[Grid] | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """q (B, N, C), k and v (B, n, C) and the mask of the keys (B, n), n = M unless reduced."""
         same_length, keys_from = source.shape[1] == x.shape[1], source
@@ -141,8 +173,8 @@ class AttentionLayer(nn.Module):
             q = F.linear(x, weight[: self.dim], None if bias is None else bias[: self.dim])
             k, v = F.linear(keys_from, weight[self.dim :], None if bias is None else bias[self.dim :]).chunk(2, dim=-1)
         if self.key_positions is not None:
-            rows = self.key_positions(self._key_grid(grid) if same_length else self._context_grid(source.shape[1]))
-            k = k + rows.to(k.dtype)
+            key_grid = self._key_grid(grid) if same_length else self._context_grid(source.shape[1])
+            k = k + self.key_positions(key_grid, self._key_sizes(sizes)).to(k.dtype)
         return q, k, v, mask
 
     def _reduced(self, tokens: Tensor, grid: Grid, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -155,14 +187,14 @@ class AttentionLayer(nn.Module):
             cell_mask = torch.cat([mask[:, :num_prefix], cell_mask], dim=1)
         return torch.cat([tokens[:, :num_prefix], cells], dim=1), cell_mask
 
-    def _convolved(self, v: Tensor, mask: Tensor | None, grid: Grid) -> Tensor:
+    def _convolved(self, v: Tensor, mask: Tensor | None, grid: Grid, sizes: Sequence[Grid] | None) -> Tensor:
         """The convolution branch (B, N, C); zero for prefix tokens."""
         assert self.conv is not None
         if mask is not None:
             v = v.masked_fill(~mask[..., None], 0.0)
         cells = v[:, self.num_prefix_tokens :]
-        if cells.shape[1] != grid[0] * grid[1]:
-            cells = stretch_tokens(cells, grid[0] * grid[1])
+        if self.key_reduction is not None:
+            cells = stretch_tokens(cells, self._key_grid(grid), grid, self._key_sizes(sizes), sizes)
         out = convolve_tokens(self.conv, cells, grid, self.num_heads)
         return F.pad(out, (0, 0, self.num_prefix_tokens, 0)) if self.num_prefix_tokens else out
 
@@ -172,6 +204,9 @@ class AttentionLayer(nn.Module):
 
     def _key_grid(self, grid: Grid) -> Grid:
         return grid if self.key_reduction is None else self.key_reduction.reduced_grid(grid)
+
+    def _key_sizes(self, sizes: Sequence[Grid] | None) -> list[Grid] | None:
+        return None if sizes is None else [self._key_grid(size) for size in sizes]
 
     def _context_grid(self, num_tokens: int) -> Grid:
         """The grid of the key table for a context of another length than x."""

@@ -9,6 +9,8 @@
 | positional_encoding (1, n, C)                         | key_positions.rows (n, C)               |
 | dwc                                                   | conv                                    |
 | sr, norm                                              | key_reduction.conv, key_reduction.norm  |
+| relative_position_bias_table                          | relative_positions.table                |
+| relative_position_index                               | not stored: it follows from the window  |
 """
 
 from typing import Any
@@ -24,6 +26,8 @@ def translate_published_names(layer: nn.Module, state: StateDict, prefix: str, *
     for kind in ("weight", "bias"):
         _fuse_projections(state, prefix, kind)
     _rename(state, f"{prefix}positional_encoding", f"{prefix}key_positions.rows", lambda table: table[0])
+    _rename(state, f"{prefix}relative_position_bias_table", f"{prefix}relative_positions.table")
+    state.pop(f"{prefix}relative_position_index", None)
     for published, ours in (("dwc", "conv"), ("sr", "key_reduction.conv"), ("norm", "key_reduction.norm")):
         for kind in ("weight", "bias"):
             _rename(state, f"{prefix}{published}.{kind}", f"{prefix}{ours}.{kind}")

@@ -28,25 +28,26 @@ class SoftmaxCore(nn.Module):
         if mask is not None:
             absent = ~mask[:, None, :, None]
             k, v = k.masked_fill(absent, 0.0), v.masked_fill(absent, 0.0)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=_allowed(mask, bias), scale=self.scale)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=_allowed(mask, bias, q.dtype), scale=self.scale)
 
     def weights(self, q: Tensor, k: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Maps:
         """The explicit map, {"softmax": (B, H, N, M)}."""
         if mask is not None:
             k = k.masked_fill(~mask[:, None, :, None], 0.0)
         scores = q @ k.mT * self.scale
-        allowed = _allowed(mask, bias)
+        allowed = _allowed(mask, bias, q.dtype)
         if allowed is not None:
             scores = scores.masked_fill(~allowed, float("-inf")) if allowed.dtype == torch.bool else scores + allowed
         weights = scores.softmax(dim=-1)
         return {"softmax": weights if mask is None else weights * mask[:, None, None, :]}
 
 
-def _allowed(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
+def _allowed(mask: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """Mask and bias as the one argument that `scaled_dot_product_attention` takes.
 
     A sample without any key is let see all of them: they are zeros, and a softmax over nothing would be NaN.
     """
+    bias = None if bias is None else bias.to(dtype)  # under autocast the bias is wider than q
     if mask is None:
         return bias
     seen = (mask | ~mask.any(dim=-1, keepdim=True))[:, None, None, :]  # (B, 1, 1, M)

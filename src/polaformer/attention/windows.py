@@ -1,0 +1,117 @@
+"""Softmax attention in shifted windows with relative positions, Swin's, at any size of image.
+
+# B batch, N = H·W tokens, C channels, w side of a window, L = w·w tokens of a window, n windows of an image
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from polaformer.attention.checks import check_whole, check_width
+from polaformer.attention.layer import AttentionLayer
+from polaformer.attention.softmax import SoftmaxCore
+from polaformer.attention.tables import Grid
+from polaformer.ops.windows import merge, pad_to_windows, partition, relative_index, shift_bias
+
+
+class RelativePositions(nn.Module):
+    """A learnable bias of the scores for each head and each offset of two tokens within a window."""
+
+    index: Tensor
+
+    def __init__(self, window: int, num_heads: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.empty((2 * window - 1) ** 2, num_heads))
+        nn.init.trunc_normal_(self.table, std=0.02)
+        self.register_buffer("index", relative_index(window), persistent=False)
+
+    def forward(self) -> Tensor:
+        """(heads, L, L)."""
+        return self.table[self.index].permute(2, 0, 1)
+
+
+class WindowAttention(AttentionLayer):
+    """Softmax attention within windows of w×w tokens; called as `layer(x, grid=(H, W), mask=None)`.
+
+    shift: the windows lie this far to the right and below, cyclically, and tokens that meet by the cycle alone do not see each
+        other. An axis that fits into one window is not shifted.
+    A grid that windows do not fill is padded on the right and below; tokens that do not exist are no keys.
+    """
+
+    def __init__(
+        self, dim: int, num_heads: int, window: int, *, shift: int = 0, qkv_bias: bool = True, proj_drop: float = 0.0
+    ) -> None:
+        check_width(dim, num_heads)
+        core = SoftmaxCore(num_heads, dim // num_heads)
+        super().__init__(dim, num_heads, core, qkv_bias=qkv_bias, proj_drop=proj_drop)
+        self.window = check_whole("window", window, 1)
+        self.shift = check_whole("shift", shift, 0)
+        if shift >= window:
+            raise ValueError(f"WindowAttention: shift is {shift} but windows are {window} wide; give a smaller shift")
+        self.relative_positions = RelativePositions(window, num_heads)
+
+    def forward(
+        self,
+        x: Tensor,
+        grid: Grid | None = None,
+        mask: Tensor | None = None,
+        context: Tensor | None = None,
+        *,
+        sizes: Sequence[Grid] | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """x (B, N, C) to (B, N, C). Nothing here depends on `sizes`; a context or a bias is refused."""
+        grid = self._check_window_call(x, grid, mask, context, bias)
+        windows, exists, bias = self._windows(x, grid, mask)
+        out = super().forward(windows, (self.window, self.window), exists, bias=bias)
+        padded = -(-grid[0] // self.window) * self.window, -(-grid[1] // self.window) * self.window
+        image = merge(out, self.window, padded)  # (B, H', W', C)
+        shift = self._shift(grid)
+        if any(shift):
+            image = image.roll(shift, dims=(1, 2))
+        return image[:, : grid[0], : grid[1]].flatten(1, 2)
+
+    def maps(
+        self,
+        x: Tensor,
+        grid: Grid | None = None,
+        mask: Tensor | None = None,
+        context: Tensor | None = None,
+        *,
+        sizes: Sequence[Grid] | None = None,
+        bias: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """The map of every window of the padded and shifted grid, {"softmax": (B·n, heads, L, L)}."""
+        grid = self._check_window_call(x, grid, mask, context, bias)
+        windows, exists, bias = self._windows(x, grid, mask)
+        return super().maps(windows, (self.window, self.window), exists, bias=bias)
+
+    def _windows(self, x: Tensor, grid: Grid, mask: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Windows (B·n, L, C), which of their tokens exist (B·n, L), None if all, and the bias, (B·n or 1, heads, L, L)."""
+        window, shift = self.window, self._shift(grid)
+        image = pad_to_windows(x.unflatten(1, grid), window)
+        exists = None
+        if mask is not None or image.shape[1:3] != grid:
+            whole = x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
+            exists = pad_to_windows(whole.unflatten(1, grid)[..., None], window)
+        bias = self.relative_positions()[None]
+        if any(shift):
+            back = (-shift[0], -shift[1])
+            image = image.roll(back, dims=(1, 2))
+            exists = None if exists is None else exists.roll(back, dims=(1, 2))
+            apart = shift_bias((image.shape[1], image.shape[2]), window, shift, x.device).to(bias.dtype)
+            bias = (bias + apart[:, None]).repeat(x.shape[0], 1, 1, 1)
+        return partition(image, window), None if exists is None else partition(exists, window)[..., 0], bias
+
+    def _shift(self, grid: Grid) -> Grid:
+        return (self.shift if grid[0] > self.window else 0), (self.shift if grid[1] > self.window else 0)
+
+    def _check_window_call(
+        self, x: Tensor, grid: Grid | None, mask: Tensor | None, context: Tensor | None, bias: Tensor | None
+    ) -> Grid:
+        if context is not None or bias is not None:
+            raise ValueError("WindowAttention: windows have neither a context nor a bias of the caller's; use AttentionLayer")
+        if grid is None:
+            raise ValueError("WindowAttention: windows are cut from a grid; give grid=(height, width)")
+        return self._check_call(x, x, grid, mask)

@@ -1,0 +1,233 @@
+"""Parameters from files and into files. Nothing here runs code that a file brings.
+
+Read: our own safetensors files, any safetensors file, and .pth files (the authors', a bare state dict, timm's) with PyTorch's
+restricted unpickler, which builds tensors and plain containers and refuses everything else.
+"""
+
+import json
+import os
+import re
+import tempfile
+import zipfile
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from polaformer.attention.tables import Grid
+from polaformer.backbones.fitting import StateDict, fit, misfits, table_grids
+
+FORMAT = {"format": "polaformer", "version": "1"}
+# The authors' files hold their configuration, an object of a class that need not be installed; it is read as a plain dict.
+CONFIGURATION_CLASSES = ("yacs.config.CfgNode",)
+WRAPPERS = ("model", "state_dict", "state_dict_ema", "model_ema", "module")  # keys under which files keep the state dict
+_PRUNED = re.compile(r"(stages|blocks)\.\d+\.|norm\.|feature_norms\.")  # what `prune_intermediate_layers` may have dropped
+MOST_LISTED = 20
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be read or does not fit; the message says what is wrong and what to do. Nothing was loaded."""
+
+
+class Loaded(NamedTuple):
+    """What `load_checkpoint` did besides copying: tables that it resized, parameters of the file that it left out."""
+
+    resized: list[str]
+    left_out: list[str]
+
+
+def load_checkpoint(model: nn.Module, source: str | PathLike[str] | Mapping[str, Any], *, reset_head: bool = False) -> Loaded:
+    """Puts the parameters of a file or state dict into the model, or raises CheckpointError and changes nothing.
+
+    The names may be ours, the authors' or timm's. Every parameter of the model must be there, with its shape, and nothing else.
+    Tables of positions are resized to the model's size. Buffers that follow from sizes are neither needed nor used. A model
+    without a classifier leaves out that of the file. reset_head: leave out the file's classifier, and keep the model's own, for
+    other classes.
+    """
+    wrapped = getattr(model, "model", None)  # timm's wrapper for features
+    inner = wrapped if isinstance(wrapped, nn.Module) else model
+    if isinstance(source, Mapping):
+        origin, found = "the state dict", fit(_state_dict(source), inner)
+    else:
+        origin, found = str(source), fit(read_state_dict(source), inner, _grids(source))
+    left_out = _leave_out(found.state, inner, reset_head)
+    problems = misfits(found.state, inner)
+    if problems:
+        raise CheckpointError(_message(origin, inner, problems))
+    inner.load_state_dict(found.state, strict=True)
+    return Loaded(found.resized, left_out)
+
+
+def save_checkpoint(model: nn.Module, path: str | PathLike[str], *, metadata: Mapping[str, str] | None = None) -> None:
+    """Writes the model's parameters as safetensors, with how the model was made; the file appears whole or not at all."""
+    built_from = json.dumps(getattr(model, "built_from", {}), sort_keys=True, default=list)
+    tensors = {key: tensor.detach().contiguous() for key, tensor in model.state_dict().items()}
+    grids = json.dumps(table_grids(model), sort_keys=True)
+    write_safetensors(tensors, path, {"model": built_from, "grids": grids, **(metadata or {})})
+
+
+def write_safetensors(tensors: Mapping[str, Tensor], path: str | PathLike[str], metadata: Mapping[str, str]) -> None:
+    """Writes beside the target, then renames, so that a kill leaves the old file or the new one."""
+    target = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    os.close(handle)
+    try:
+        save_file(dict(tensors), temporary, metadata=FORMAT | dict(metadata))
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
+    """What a safetensors file says about itself; {} for other files."""
+    if not _is_safetensors(Path(path)):
+        return {}
+    with _opened(Path(path)) as file:
+        return dict(file.metadata() or {})
+
+
+def read_state_dict(path: str | PathLike[str]) -> StateDict:
+    """The state dict of a safetensors or .pth file, on the CPU; raises CheckpointError, and executes nothing."""
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise CheckpointError(f"{path} is a directory; give a .safetensors or .pth file")
+        if not path.stat().st_size:
+            raise CheckpointError(f"{path} is empty; fetch or write it again")
+        return _read_safetensors(path) if _is_safetensors(path) else _state_dict(_read_pth(path), str(path))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}; check the path") from error
+
+
+def _read_safetensors(path: Path) -> StateDict:
+    with _opened(path) as file:
+        metadata = file.metadata() or {}
+        if metadata.get("format") == FORMAT["format"] and metadata.get("version") != FORMAT["version"]:
+            raise CheckpointError(
+                f"{path} is version {metadata.get('version')!r} of our format, but this library reads {FORMAT['version']!r}; "
+                "update polaformer"
+            )
+        return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, it is not a dict
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is not a whole safetensors file: {error}; fetch or write it again") from error
+
+
+def _grids(path: str | PathLike[str]) -> dict[str, Grid]:
+    """The (height, width) of tables, which our own files tell; {} for others."""
+    try:
+        grids = json.loads(read_metadata(path).get("grids", "{}"))
+        return {str(name): (int(height), int(width)) for name, (height, width) in grids.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is damaged: its list of table sizes makes no sense ({error})") from error
+
+
+def _read_pth(path: Path) -> Any:
+    """The content of a file of torch.save, through the restricted unpickler and never through another."""
+    _check_archive(path)
+    try:
+        with torch.serialization.safe_globals([(OrderedDict, name) for name in CONFIGURATION_CLASSES]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        reason = str(error).split("WeightsUnpickler error:")[-1].strip().split("\n")[0]
+        raise CheckpointError(
+            f"{path} holds more than tensors and plain containers ({reason}); it was not loaded, and nothing in it was run. "
+            "If you trust its origin, save its state dict alone, as safetensors"
+        ) from error
+    except Exception as error:
+        # A damaged file fails in many ways inside torch; none of them may pass as anything but a damaged file.
+        raise CheckpointError(f"{path} is damaged: {str(error).splitlines()[0]}; fetch or write it again") from error
+
+
+def _check_archive(path: Path) -> None:
+    """Raises unless the file is a zip archive as torch.save writes it: not compressed, so that it cannot swell."""
+    if not zipfile.is_zipfile(path):
+        raise CheckpointError(
+            f"{path} is neither a safetensors file nor a whole file of torch.save (of torch 1.6 or later); "
+            "fetch it again, or save its state dict as safetensors"
+        )
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}; fetch or write it again") from error
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        raise CheckpointError(f"{path} is a compressed archive, which torch.save does not write; it was not loaded")
+    if sum(entry.file_size for entry in entries) > path.stat().st_size:
+        raise CheckpointError(f"{path} claims to hold more bytes than it has; it was not loaded")
+
+
+def _is_safetensors(path: Path) -> bool:
+    """By content: a header length of 8 bytes, then JSON; by name if it is too short to tell."""
+    with open(path, "rb") as file:
+        start = file.read(9)
+    return (len(start) == 9 and start[8:] == b"{" and start[:2] != b"PK") or path.suffix == ".safetensors"
+
+
+def _state_dict(content: Any, origin: str = "the state dict") -> StateDict:
+    """The state dict in what a file holds: the content itself, or what lies under one of the usual keys."""
+    for key in WRAPPERS:
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            return _state_dict(content[key], origin)
+    if not isinstance(content, Mapping) or not content:
+        kind = "an empty mapping" if isinstance(content, Mapping) else f"a {type(content).__name__}"
+        raise CheckpointError(f"{origin} holds {kind}; a mapping from names to tensors is needed")
+    wrong = [key for key, value in content.items() if not isinstance(key, str) or not isinstance(value, Tensor)]
+    if wrong:
+        raise CheckpointError(
+            f"{origin} holds no state dict: {wrong[0]!r} is a {type(content[wrong[0]]).__name__}, not a tensor; "
+            f"a mapping from names to tensors is needed, bare or under {', '.join(WRAPPERS)}"
+        )
+    # Saved from a model inside DistributedDataParallel.
+    is_wrapped = all(key.startswith("module.") for key in content)
+    return {key.removeprefix("module.") if is_wrapped else key: value for key, value in content.items()}
+
+
+def _leave_out(state: StateDict, model: nn.Module, reset_head: bool) -> list[str]:
+    """Takes out of the state what the model has no use for by what it is, puts in what stays the model's own; names both."""
+    wanted = model.state_dict()
+    no_head, pruned = getattr(model, "num_classes", None) == 0, getattr(model, "pruned", False)
+    changed = [
+        key
+        for key in state
+        if (key.startswith("head.") and (reset_head or no_head)) or (pruned and key not in wanted and _PRUNED.match(key))
+    ]
+    for key in changed:
+        del state[key]
+    for key in wanted.keys() - state.keys():
+        if (reset_head and key.startswith("head.")) or key.startswith("feature_norms."):
+            state[key] = wanted[key]
+    return changed
+
+
+def _message(origin: str, model: nn.Module, problems: list[str]) -> str:
+    listed = problems[:MOST_LISTED] + ([f"… and {len(problems) - MOST_LISTED} more"] if len(problems) > MOST_LISTED else [])
+    name = getattr(model, "built_from", {}).get("name", type(model).__name__)
+    text = "\n  ".join([f"{origin} does not fit {name}, and nothing was loaded:", *listed])
+    if any(problem.startswith("head.") for problem in problems):
+        text += "\nOther classes? Give the model the file's num_classes, or load with reset_head=True."
+    return text
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,109 @@
+"""Makes a state dict fit a model: names translated, tables resized, what cannot fit listed.
+
+# N tokens, C channels
+"""
+
+from collections.abc import Iterable, Mapping
+from math import isqrt
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from polaformer.attention import AttentionLayer
+from polaformer.attention.parameter_names import translate_published_names
+from polaformer.attention.tables import Grid, TokenTable, resize_rows
+from polaformer.attention.windows import RelativePositions
+from polaformer.backbones.deit import DeiT
+from polaformer.backbones.parameter_names import translate_deit, translate_pvt, translate_swin
+from polaformer.backbones.pvt import PVT
+from polaformer.backbones.pvt_v2 import PVTv2
+from polaformer.backbones.swin import Swin
+
+StateDict = dict[str, Any]
+_TRANSLATIONS = {DeiT: translate_deit, PVT: translate_pvt, PVTv2: translate_pvt, Swin: translate_swin}
+
+
+class Fit(NamedTuple):
+    """A state dict with the model's names and table sizes, and what was resized to get there."""
+
+    state: StateDict
+    resized: list[str]
+
+
+def fit(state: Mapping[str, Any], model: nn.Module, grids: Mapping[str, Grid] | None = None) -> Fit:
+    """Fits the state dict to the model, as far as it goes; the model and the given dict are left alone.
+
+    Tables of another size are resized, as the authors do it for fine-tuning at 384. Buffers that follow from sizes are dropped.
+    grids: the (height, width) of tables in the state dict by module name; those that are not in it are taken for squares.
+    """
+    found = translated(state, model)
+    return Fit(found, _resize_tables(found, model, grids or {}))
+
+
+def fit_state_dict(state: StateDict, model: nn.Module) -> StateDict:
+    """The state dict of `fit`; for timm, which then loads it strictly."""
+    return fit(state, model).state
+
+
+def misfits(state: StateDict, model: nn.Module) -> list[str]:
+    """Everything that keeps a state dict under the model's names from being loaded, one line each."""
+    wanted = model.state_dict()
+    return [
+        *(f"missing: {key}" for key in sorted(wanted.keys() - state.keys())),
+        *(f"unexpected: {key}" for key in sorted(state.keys() - wanted.keys())),
+        *(problem for key in wanted if key in state for problem in _misfit(key, state[key], wanted[key])),
+    ]
+
+
+def table_grids(model: nn.Module) -> dict[str, Grid]:
+    """The native (height, width) of every table of the model, by module name."""
+    return {name: module.size for name, module in model.named_modules() if isinstance(module, TokenTable)}
+
+
+def translated(state: Mapping[str, Any], model: nn.Module) -> StateDict:
+    """A copy of the state dict under the model's names, with the shapes of the file."""
+    found = dict(state)
+    for kind, translate in _TRANSLATIONS.items():
+        if isinstance(model, kind):
+            translate(model, found, "")
+    for name, module in model.named_modules():
+        if isinstance(module, AttentionLayer):
+            translate_published_names(module, found, f"{name}.")
+    return found
+
+
+def _resize_tables(state: StateDict, model: nn.Module, grids: Mapping[str, Grid]) -> list[str]:
+    """Resizes the tables in `state` whose size is not the model's; returns what it did."""
+    done = []
+    for name, module in model.named_modules():
+        if isinstance(module, TokenTable):
+            key, prefix, new, mode, wanted = f"{name}.rows", module.num_prefix_tokens, module.size, module.mode, module.rows
+        elif isinstance(module, RelativePositions):
+            side = isqrt(len(module.table))
+            key, prefix, new, mode, wanted = f"{name}.table", 0, (side, side), "bicubic", module.table
+        else:
+            continue
+        rows = state.get(key)
+        if not isinstance(rows, Tensor) or rows.ndim != 2 or rows.shape[1] != wanted.shape[1]:
+            continue
+        old = grids.get(name) or (new if len(rows) == len(wanted) else _square(len(rows) - prefix))
+        if old is not None and old != new and len(rows) == prefix + old[0] * old[1]:
+            state[key] = torch.cat([rows[:prefix], resize_rows(rows[prefix:], old, new, mode)])
+            done.append(f"{key}: {old[0]}×{old[1]} → {new[0]}×{new[1]}")
+    return done
+
+
+def _square(num_rows: int) -> Grid | None:
+    """The grid of a table, which a file does not tell: a square, or None."""
+    side = isqrt(max(num_rows, 0))
+    return (side, side) if side > 0 and side * side == num_rows else None
+
+
+def _misfit(key: str, given: Any, wanted: Tensor) -> Iterable[str]:
+    if not isinstance(given, Tensor):
+        yield f"{key} is a {type(given).__name__}, not a tensor"
+    elif given.shape != wanted.shape:
+        yield f"{key} has shape {tuple(given.shape)} in the file but {tuple(wanted.shape)} in the model"
+    elif given.is_floating_point() != wanted.is_floating_point():
+        yield f"{key} has dtype {given.dtype} in the file but {wanted.dtype} in the model"

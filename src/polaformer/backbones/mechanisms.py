@@ -1,0 +1,76 @@
+"""Which attention each stage has, and the layer that each mechanism is published with."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from polaformer.attention import AttentionLayer, PolaAttention, create, names
+from polaformer.attention.tables import Grid
+
+LETTERS = {"L": "pola", "S": "softmax"}  # the authors' letters for a stage: linear, softmax
+PUBLISHED_EPS = 1e-6  # added to the normalisers in the authors' models
+
+
+def mechanism_of_stages(attention: str | Sequence[str], num_stages: int) -> tuple[str, ...]:
+    """One mechanism a stage.
+
+    attention: one name for all stages ("pola"), a name a stage ("pola,pola,softmax,softmax", or a sequence), or the authors'
+    letters ("LLSS"). Raises ValueError for anything else.
+    """
+    allowed = (
+        f"give one of {', '.join(names())} for all stages, {num_stages} of them with commas between, "
+        f"or {num_stages} of the letters L (pola) and S (softmax)"
+    )
+    if isinstance(attention, str):
+        is_letters = len(attention) == num_stages and set(attention) <= set(LETTERS)
+        parts = [LETTERS[letter] for letter in attention] if is_letters else [part.strip() for part in attention.split(",")]
+    else:
+        parts = list(attention)
+    unknown = [part for part in parts if part not in names()]
+    if unknown:
+        raise ValueError(f"attention is {attention!r}, but there is no mechanism {unknown[0]!r}; {allowed}")
+    if len(parts) == 1:
+        parts = parts * num_stages
+    if len(parts) != num_stages:
+        raise ValueError(f"attention is {attention!r}, which names {len(parts)} stages of {num_stages}; {allowed}")
+    return tuple(parts)
+
+
+def create_attention(
+    mechanism: str,
+    dim: int,
+    num_heads: int,
+    *,
+    grid: Grid,
+    reduction: int = 1,
+    num_prefix_tokens: int = 0,
+    qkv_bias: bool = True,
+    proj_drop: float = 0.0,
+    alpha: float = 4.0,
+    kernel_size: int = 5,
+    options: Mapping[str, Any] | None = None,
+) -> AttentionLayer:
+    """The layer of a mechanism as it is published: pola with gate, convolution and key positions, the others plain.
+
+    grid: the native (height, width) of the tokens. alpha, kernel_size and options, which are arguments of PolaAttention
+    (conv, gate, polarity, backend, …), concern pola alone, so that a model may mix mechanisms.
+    """
+    shared: dict[str, Any] = {
+        "reduction": reduction,
+        "num_prefix_tokens": num_prefix_tokens,
+        "qkv_bias": qkv_bias,
+        "proj_drop": proj_drop,
+    }
+    if mechanism == "pola":
+        _check_options(options)
+        pola = {"alpha": alpha, "kernel_size": kernel_size, "eps": PUBLISHED_EPS, "key_positions": grid} | dict(options or {})
+        return PolaAttention(dim, num_heads, **(shared | pola))
+    core = create(mechanism, num_heads=num_heads, head_dim=dim // num_heads)
+    return AttentionLayer(dim, num_heads, core, **shared)
+
+
+def _check_options(options: Mapping[str, Any] | None) -> None:
+    known = [name for name in inspect.signature(PolaAttention).parameters if name not in ("dim", "num_heads")]
+    unknown = [name for name in options or {} if name not in known]
+    if unknown:
+        raise TypeError(f"attention_options holds {', '.join(unknown)}; PolaAttention takes {', '.join(known)}")

@@ -1,0 +1,114 @@
+"""PVTv2 with any attention: overlapping patches, a depthwise convolution in the MLP, a norm after each stage.
+
+The paper reports PolaFormer on PVTv2 but released no code for it. This is the reading that fits its parameter and FLOP columns:
+pola in all stages without reduction of keys, and the layer of the released pola_pvt.
+
+# B batch, C channels, H height, W width, N = H·W tokens
+"""
+
+from collections.abc import Sequence
+from math import sqrt
+from typing import Any
+
+from torch import Tensor, nn
+
+from polaformer.attention import AttentionLayer
+from polaformer.attention.tables import Grid
+from polaformer.backbones.backbone import Stage
+from polaformer.backbones.block import Block, run_blocks
+from polaformer.backbones.layout import Layout
+from polaformer.backbones.pvt import NORM_EPS, PVT
+
+
+class OverlappingPatches(nn.Module):
+    """A convolution with a kernel of nearly twice its stride, then a LayerNorm: ceil(H / stride) × ceil(W / stride) tokens."""
+
+    def __init__(self, in_chans: int, dim: int, stride: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(in_chans, dim, kernel_size=2 * stride - 1, stride=stride, padding=stride - 1)
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """(B, C, H, W) to tokens (B, N, dim)."""
+        return self.norm(self.proj(image).flatten(2).mT)
+
+
+class ConvolutionalMlp(nn.Module):
+    """Linear, a depthwise 3×3 convolution over the grid, GELU, linear.
+
+    timm has the same, but not for tokens of which some do not exist: these must be zero where the convolution looks.
+    """
+
+    def __init__(self, dim: int, hidden: int, drop: float) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden)
+        self.dwconv = nn.Conv2d(hidden, hidden, kernel_size=3, padding=1, groups=hidden)
+        self.act = nn.GELU()
+        self.fc2 = nn.Linear(hidden, dim)
+        self.drop = nn.Dropout(drop)
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        """Tokens (B, N, C) to (B, N, C)."""
+        hidden = self.dwconv(layout.image(self.fc1(x))).flatten(2).mT
+        return self.drop(self.fc2(self.drop(self.act(hidden))))
+
+
+class PVTv2Block(Block):
+    """The block with that MLP."""
+
+    def __init__(self, dim: int, attention: AttentionLayer, *, mlp_ratio: float, proj_drop: float, **options: float) -> None:
+        super().__init__(dim, attention, mlp_ratio=mlp_ratio, proj_drop=proj_drop, **options)
+        self.mlp = ConvolutionalMlp(dim, int(dim * mlp_ratio), proj_drop)
+
+    def feed_forward(self, x: Tensor, layout: Layout) -> Tensor:
+        """The second half, (B, N, C) to (B, N, C)."""
+        return self.mlp(x, layout)
+
+
+class PVTv2Stage(Stage):
+    """Overlapping patches of an image to tokens, through blocks and a norm; returns tokens and their layout."""
+
+    def __init__(self, in_chans: int, dim: int, stride: int, grid: Grid, blocks: Sequence[Block]) -> None:
+        super().__init__(dim, stride, blocks)
+        self.patch_embed = OverlappingPatches(in_chans, dim, stride)
+        self.norm = nn.LayerNorm(dim, eps=NORM_EPS)
+
+    def forward(self, image: Tensor, layout: Layout) -> tuple[Tensor, Layout]:
+        """Image (B, C, H, W) to tokens (B, N, dim)."""
+        layout = layout.shrunk(self.stride)
+        x = run_blocks(self.blocks, self.patch_embed(image), layout, recompute=self.recompute)
+        return self.norm(x), layout
+
+
+class PVTv2(PVT):
+    """PVTv2 with the given attention in each stage; arguments as those of PVT."""
+
+    block_type, stage_type = PVTv2Block, PVTv2Stage
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.apply(initialise_convolution)
+
+    def last_norm(self, dim: int) -> nn.Module:
+        """None: every stage has its own."""
+        return nn.Identity()
+
+
+def initialise_convolution(module: nn.Module) -> None:
+    """As PVTv2 publishes it: normal weights by fan-out, zero biases. For `Module.apply`."""
+    if isinstance(module, nn.Conv2d):
+        fan_out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels // module.groups
+        nn.init.normal_(module.weight, std=sqrt(2 / fan_out))
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+# Numbers of PVTv2; drop path rates of FLatten's configurations, which the paper builds on, and b5's from the original.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "b0": {"dims": (32, 64, 160, 256), "depths": (2, 2, 2, 2), "drop_path_rate": 0.1},
+    "b1": {"depths": (2, 2, 2, 2), "drop_path_rate": 0.1},
+    "b2": {"depths": (3, 4, 6, 3), "drop_path_rate": 0.1},
+    "b3": {"depths": (3, 4, 18, 3), "drop_path_rate": 0.3},
+    "b4": {"depths": (3, 8, 27, 3), "drop_path_rate": 0.3},
+    "b5": {"depths": (3, 6, 40, 3), "mlp_ratios": (4, 4, 4, 4), "drop_path_rate": 0.3},
+}

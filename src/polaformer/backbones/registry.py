@@ -1,0 +1,150 @@
+"""The models by name: every variant of the paper, and the softmax twin of each."""
+
+import inspect
+from collections.abc import Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatch
+from os import PathLike
+from typing import Any, NamedTuple
+
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.models import build_model_with_cfg, generate_default_cfgs
+from torch import nn
+
+from polaformer.attention.tables import Grid
+from polaformer.backbones import deit, pvt, pvt_v2, swin
+from polaformer.backbones.backbone import Backbone, as_grid
+from polaformer.backbones.checkpoints import load_checkpoint
+from polaformer.backbones.deit import DeiT
+from polaformer.backbones.fitting import fit_state_dict
+from polaformer.backbones.pvt import PVT
+from polaformer.backbones.pvt_v2 import PVTv2
+from polaformer.backbones.swin import Swin
+
+
+class Variant(NamedTuple):
+    """A class and the arguments that make a named model of it."""
+
+    family: type[Backbone]
+    options: dict[str, Any]
+
+    @property
+    def img_size(self) -> int:
+        """The native size in pixels."""
+        return self.options.get("img_size", 224)
+
+
+_WRAPPING = ("features_only", "out_indices", "feature_cls", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
+_FAMILIES: dict[str, tuple[type[Backbone], dict[str, dict[str, Any]], str]] = {
+    "deit": (DeiT, deit.VARIANTS, "pola"),
+    "pvt": (PVT, pvt.VARIANTS, "pola"),
+    "pvt_v2": (PVTv2, pvt_v2.VARIANTS, "pola"),
+    "swin": (Swin, swin.VARIANTS, "pola,pola,softmax,softmax"),
+}
+MODELS: dict[str, Variant] = {
+    f"{kind}_{family}_{size}": Variant(cls, options | {"attention": pola if kind == "pola" else "softmax"})
+    for kind in ("pola", "softmax")
+    for family, (cls, variants, pola) in _FAMILIES.items()
+    for size, options in variants.items()
+}
+
+
+def list_models(pattern: str | Sequence[str] = "*") -> list[str]:
+    """The names that `create_model` knows and that match a pattern such as "pola_swin*" or "*_384", or any of several."""
+    patterns = [pattern] if isinstance(pattern, str) else pattern
+    return [name for name in MODELS if any(fnmatch(name, one) for one in patterns)]
+
+
+def create_model(
+    name: str,
+    *,
+    num_classes: int = 1000,
+    img_size: int | Grid | None = None,
+    in_chans: int = 3,
+    attention: str | Sequence[str] | None = None,
+    drop_path_rate: float | None = None,
+    checkpoint: str | PathLike[str] | None = None,
+    **options: Any,
+) -> nn.Module:
+    """The model called `name`, freshly initialised, or with the parameters of a checkpoint file.
+
+    num_classes: 0 leaves the classifier out. img_size: the native size, for which tables are made (any other size can be
+    given to the model); the variant's own unless given. attention: a mechanism for all stages, one a stage
+    ("pola,pola,softmax,softmax"), or the authors' letters ("LLSS"). drop_path_rate: the variant's published one unless given.
+    options: any other argument of the model's class, among them the variant's numbers (dims, depths, num_heads, mlp_ratios,
+    patch_size, reductions, windows, alpha, kernel_size); and features_only=True with out_indices, as in timm.
+
+    >>> create_model("pola_swin_tiny", num_classes=10, img_size=(256, 384))
+    >>> create_model("pola_pvt_tiny", img_size=32, patch_size=2, dims=(32, 64, 160, 256), depths=(1, 1, 2, 1))
+    """
+    _check_name(name)
+    given = {"img_size": img_size, "attention": attention, "drop_path_rate": drop_path_rate}
+    options |= {key: value for key, value in given.items() if value is not None}
+    _check_options(name, options)
+    model = build(name, num_classes=num_classes, in_chans=in_chans, **options)
+    if checkpoint is not None:
+        load_checkpoint(model, checkpoint)
+    return model
+
+
+def build(name: str, *, pretrained: bool = False, **options: Any) -> nn.Module:
+    """The entry point that timm calls: the model with timm's default_cfg, wrapped for features if so asked."""
+    variant = MODELS[name]
+    arguments = variant.options | options
+    overlay = dict(arguments.pop("pretrained_cfg_overlay", None) or {})
+    size = as_grid("img_size", arguments.get("img_size", variant.img_size))
+    # Of plain transformers the last three blocks, as timm has it; of a hierarchy every stage.
+    num_features = 3 if variant.family is DeiT else len(arguments.get("dims", range(4)))
+    model = build_model_with_cfg(
+        variant.family,
+        name,
+        pretrained,
+        pretrained_cfg_overlay={"input_size": (arguments.get("in_chans", 3), *size)} | overlay,
+        pretrained_filter_fn=fit_state_dict,
+        # timm's choice for plain transformers is the last three blocks; of a hierarchy, every stage.
+        feature_cfg={"out_indices": num_features, "feature_cls": "getter"},
+        **arguments,
+    )
+    inner = model if isinstance(model, Backbone) else model.model
+    inner.built_from = {"name": name} | {key: value for key, value in arguments.items() if key not in _WRAPPING}
+    return model
+
+
+def _default_cfg(variant: Variant) -> dict[str, Any]:
+    size = variant.img_size
+    is_deit = variant.family is DeiT
+    return {
+        "num_classes": 1000,
+        "input_size": (3, size, size),
+        "pool_size": (size // 16, size // 16) if is_deit else (size // 32, size // 32),
+        # The authors evaluate at 224 from images of 256×256, and at 384 from images of that size.
+        "crop_pct": 0.875 if size == 224 else 1.0,
+        "crop_mode": "squash",
+        "interpolation": "bicubic",
+        "mean": IMAGENET_DEFAULT_MEAN,
+        "std": IMAGENET_DEFAULT_STD,
+        "first_conv": "patch_embed.proj" if is_deit else "stages.0.patch_embed.proj",
+        "classifier": "head",
+        "fixed_input_size": False,
+        "license": "mit",
+    }
+
+
+default_cfgs = generate_default_cfgs({name: _default_cfg(variant) for name, variant in MODELS.items()})
+
+
+def _check_name(name: str) -> None:
+    if name not in MODELS:
+        near = get_close_matches(str(name), MODELS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"create_model: there is no model {name!r}; {hint}choose one of {', '.join(MODELS)}")
+
+
+def _check_options(name: str, options: dict[str, Any]) -> None:
+    family = PVT if MODELS[name].family is PVTv2 else MODELS[name].family  # PVTv2 takes what PVT takes
+    known = [*inspect.signature(family).parameters, *_WRAPPING[:2]]
+    unknown = [option for option in options if option not in known]
+    if unknown:
+        near = get_close_matches(unknown[0], known, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise TypeError(f"create_model: {name} does not take {', '.join(unknown)}; {hint}it takes {', '.join(known)}")

@@ -1,0 +1,176 @@
+"""Swin with any attention: the authors' pola_swin (linear in the first two stages) and its softmax twin.
+
+Linear stages attend globally, at every input size; softmax stages attend in windows, shifted in every other block.
+
+# B batch, C channels, H height, W width, N = H·W tokens
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from timm.layers import PatchEmbed, calculate_drop_path_rates
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polaformer.attention import AttentionLayer, WindowAttention
+from polaformer.attention.tables import Grid
+from polaformer.backbones.backbone import Backbone, Stage, per_stage
+from polaformer.backbones.block import Block, initialise_linear, run_blocks
+from polaformer.backbones.layout import Layout
+from polaformer.backbones.mechanisms import create_attention, mechanism_of_stages
+from polaformer.backbones.parameter_names import translate_swin
+
+NORM_EPS = 1e-5
+
+
+class PatchMerging(nn.Module):
+    """Squares of 2×2 tokens to one: their channels side by side, a LayerNorm, a projection without bias."""
+
+    def __init__(self, in_chans: int, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4 * in_chans, eps=NORM_EPS)
+        self.reduction = nn.Linear(4 * in_chans, dim, bias=False)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """(B, C, H, W), padded with zeros to even sides, to tokens (B, N, dim)."""
+        image = F.pad(image, (0, image.shape[3] % 2, 0, image.shape[2] % 2))
+        squares = image.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))  # (B, C, H/2, row, W/2, column)
+        # The published order of channels: column before row.
+        tokens = squares.permute(0, 2, 4, 5, 3, 1).flatten(3).flatten(1, 2)  # (B, N, 4C)
+        return self.reduction(self.norm(tokens))
+
+
+class SwinStage(Stage):
+    """Patches of an image, or merged tokens of the stage before, through blocks; returns tokens and their layout."""
+
+    def __init__(self, in_chans: int, dim: int, stride: int, blocks: Sequence[Block], *, first: bool) -> None:
+        super().__init__(dim, stride, blocks)
+        self.patch_embed = (
+            PatchEmbed(None, stride, in_chans, dim, norm_layer=partial(nn.LayerNorm, eps=NORM_EPS), dynamic_img_pad=True)
+            if first
+            else PatchMerging(in_chans, dim)
+        )
+
+    def forward(self, image: Tensor, layout: Layout) -> tuple[Tensor, Layout]:
+        """Image (B, C, H, W) to tokens (B, N, dim)."""
+        layout = layout.shrunk(self.stride)
+        return run_blocks(self.blocks, self.patch_embed(image), layout, recompute=self.recompute), layout
+
+
+class Swin(Backbone):
+    """Swin with the given attention in each stage.
+
+    windows: the side of softmax windows, one for all stages or one for each; clipped to the native grid, as the authors do.
+    feature_norms: a LayerNorm for each stage's features, for dense tasks.
+    attention_options: further arguments of PolaAttention, for pola stages (conv, gate, polarity, backend, …).
+    """
+
+    def __init__(
+        self,
+        *,
+        img_size: int | Grid = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        attention: str | Sequence[str] = "pola,pola,softmax,softmax",
+        dims: Sequence[int] = (96, 192, 384, 768),
+        depths: Sequence[int] = (2, 2, 6, 2),
+        num_heads: int | Sequence[int] = (3, 6, 12, 24),
+        mlp_ratios: float | Sequence[float] = 4,
+        patch_size: int = 4,
+        windows: int | Sequence[int] = 7,
+        alpha: float = 4.0,
+        kernel_size: int = 5,
+        attention_options: Mapping[str, Any] | None = None,
+        qkv_bias: bool = True,
+        drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.2,
+        global_pool: str = "avg",
+        feature_norms: bool = False,
+    ) -> None:
+        super().__init__(
+            img_size=img_size, in_chans=in_chans, num_classes=num_classes, global_pool=global_pool, drop_rate=drop_rate
+        )
+        num_stages = len(dims)
+        depths, num_heads = per_stage("depths", depths, num_stages), per_stage("num_heads", num_heads, num_stages)
+        mlp_ratios, windows = per_stage("mlp_ratios", mlp_ratios, num_stages), per_stage("windows", windows, num_stages)
+        self.attention = mechanism_of_stages(attention, num_stages)
+        drop_paths = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
+        layout, stages = Layout(self.img_size), []
+        for i, dim in enumerate(dims):
+            stride = patch_size if i == 0 else 2
+            layout = layout.shrunk(stride)
+            make_attention = partial(
+                _create_attention,
+                self.attention[i],
+                dim,
+                num_heads[i],
+                windows[i],
+                grid=layout.grid,
+                qkv_bias=qkv_bias,
+                proj_drop=proj_drop_rate,
+                alpha=alpha,
+                kernel_size=kernel_size,
+                options=attention_options,
+            )
+            blocks = [
+                Block(
+                    dim,
+                    make_attention(shifted=j % 2 == 1),
+                    mlp_ratio=mlp_ratios[i],
+                    norm_eps=NORM_EPS,
+                    drop_path=drop_path,
+                    proj_drop=proj_drop_rate,
+                )
+                for j, drop_path in enumerate(drop_paths[i])
+            ]
+            stages.append(SwinStage(dims[i - 1] if i else in_chans, dim, stride, blocks, first=i == 0))
+        self.norm = nn.LayerNorm(dims[-1], eps=NORM_EPS)
+        self.finish(stages, feature_norms=feature_norms, norm_eps=NORM_EPS)
+        self.apply(initialise_linear)
+        self.register_load_state_dict_pre_hook(translate_swin)
+
+    def no_weight_decay(self) -> set[str]:
+        """The tables of relative positions, as the authors have it."""
+        return {name for name, _ in self.named_parameters() if name.endswith("relative_positions.table")}
+
+
+def _create_attention(
+    mechanism: str,
+    dim: int,
+    num_heads: int,
+    window: int,
+    *,
+    shifted: bool,
+    grid: Grid,
+    qkv_bias: bool,
+    proj_drop: float,
+    **pola_options: Any,
+) -> AttentionLayer:
+    """Softmax in windows, anything else over the whole grid."""
+    if mechanism != "softmax":
+        return create_attention(mechanism, dim, num_heads, grid=grid, qkv_bias=qkv_bias, proj_drop=proj_drop, **pola_options)
+    window = min(window, *grid)
+    shift = window // 2 if shifted else 0
+    return WindowAttention(dim, num_heads, window, shift=shift, qkv_bias=qkv_bias, proj_drop=proj_drop)
+
+
+# Numbers and drop path rates of the released configurations; there is none for small at 384, which takes base's.
+_TINY = {"depths": (2, 2, 6, 2), "drop_path_rate": 0.2}
+_SMALL = {"depths": (2, 2, 18, 2), "drop_path_rate": 0.3}
+_BASE = {
+    "dims": (128, 256, 512, 1024),
+    "depths": (2, 2, 18, 2),
+    "num_heads": (4, 8, 16, 32),
+    "drop_path_rate": 0.5,
+}
+_AT_384 = {"img_size": 384, "windows": 12}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "tiny": _TINY,
+    "small": _SMALL,
+    "base": _BASE,
+    "tiny_384": _TINY | _AT_384,
+    "small_384": _SMALL | _AT_384,
+    "base_384": _BASE | _AT_384,
+}
