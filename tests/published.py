@@ -1,4 +1,4 @@
-"""Published names: the models of ours as the authors' code would name their parameters, and the rule that fills golden files."""
+"""Published names: our models' parameters as the authors' code names them, and the rule that fills golden files."""
 
 import re
 import zlib

@@ -4,11 +4,11 @@ import json
 
 import pytest
 import torch
-from published import draw, published_groups, published_state_dict
 from safetensors.torch import load_file
 
 import polaformer
 from polaformer.backbones.fitting import fit
+from published import draw, published_groups, published_state_dict
 
 LOGITS_FP32, LOGITS_FP64 = 2e-5, 1e-9  # relative to the largest
 

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from polaformer.attention.tables import Grid
-from polaformer.backbones.fitting import StateDict, fit, misfits, table_grids
+from polaformer.backbones.fitting import Misfits, StateDict, fit, misfits, table_grids
 
 FORMAT = {"format": "polaformer", "version": "1"}
 # The authors' files hold their configuration, an object of a class that need not be installed; it is read as a plain dict.
@@ -34,7 +34,14 @@ MOST_LISTED = 20
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be read or does not fit; the message says what is wrong and what to do. Nothing was loaded."""
+    """A checkpoint cannot be read or does not fit; the message says what is wrong and what to do. Nothing was loaded.
+
+    misfits: for one that does not fit, all names of it; the message shows no more than the first of each kind.
+    """
+
+    def __init__(self, message: str, misfits: Misfits | None = None) -> None:
+        super().__init__(message)
+        self.misfits = misfits
 
 
 class Loaded(NamedTuple):
@@ -60,8 +67,8 @@ def load_checkpoint(model: nn.Module, source: str | PathLike[str] | Mapping[str,
         origin, found = str(source), fit(read_state_dict(source), inner, _grids(source))
     left_out = _leave_out(found.state, inner, reset_head)
     problems = misfits(found.state, inner)
-    if problems:
-        raise CheckpointError(_message(origin, inner, problems))
+    if any(problems):
+        raise CheckpointError(_message(origin, inner, problems, found.resized), problems)
     inner.load_state_dict(found.state, strict=True)
     return Loaded(found.resized, left_out)
 
@@ -147,7 +154,8 @@ def _read_pth(path: Path) -> Any:
         with torch.serialization.safe_globals([(OrderedDict, name) for name in CONFIGURATION_CLASSES]):
             return torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
-        reason = str(error).split("WeightsUnpickler error:")[-1].strip().split("\n")[0]
+        asked_for = re.search(r"GLOBAL:? (\S+)", str(error))
+        reason = f"it asks for {asked_for[1]}" if asked_for else "it is not in the restricted form of pickle"
         raise CheckpointError(
             f"{path} holds more than tensors and plain containers ({reason}); it was not loaded, and nothing in it was run. "
             "If you trust its origin, save its state dict alone, as safetensors"
@@ -218,13 +226,18 @@ def _leave_out(state: StateDict, model: nn.Module, reset_head: bool) -> list[str
     return changed
 
 
-def _message(origin: str, model: nn.Module, problems: list[str]) -> str:
-    listed = problems[:MOST_LISTED] + ([f"… and {len(problems) - MOST_LISTED} more"] if len(problems) > MOST_LISTED else [])
+def _message(origin: str, model: nn.Module, problems: Misfits, resized: list[str]) -> str:
     name = getattr(model, "built_from", {}).get("name", type(model).__name__)
-    text = "\n  ".join([f"{origin} does not fit {name}, and nothing was loaded:", *listed])
-    if any(problem.startswith("head.") for problem in problems):
-        text += "\nOther classes? Give the model the file's num_classes, or load with reset_head=True."
-    return text
+    lines = [f"{origin} does not fit {name}, and nothing was loaded:"]
+    for kind, found in zip(("missing in the file", "unexpected in the file", "different"), problems, strict=True):
+        if found:
+            more = [f"  … and {len(found) - MOST_LISTED} more"] if len(found) > MOST_LISTED else []
+            lines += [f"{len(found)} {kind}:", *(f"  {line}" for line in found[:MOST_LISTED]), *more]
+    if any(line.startswith("head.") for line in problems.different) and not problems.missing:
+        lines.append("Other classes? Give the model the file's num_classes, or load with reset_head=True.")
+    if problems.missing or problems.unexpected:
+        lines.append("Another model? `polaformer convert FILE OUT.safetensors` finds out which one a file is for.")
+    return "\n".join(lines)
 
 
 def _umask() -> int:

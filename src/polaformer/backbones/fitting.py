@@ -46,14 +46,22 @@ def fit_state_dict(state: StateDict, model: nn.Module) -> StateDict:
     return fit(state, model).state
 
 
-def misfits(state: StateDict, model: nn.Module) -> list[str]:
-    """Everything that keeps a state dict under the model's names from being loaded, one line each."""
+class Misfits(NamedTuple):
+    """What keeps a state dict under the model's names from being loaded."""
+
+    missing: list[str]  # names that the model has and the state dict has not
+    unexpected: list[str]  # the other way round
+    different: list[str]  # "name has shape … in the file but … in the model"
+
+
+def misfits(state: StateDict, model: nn.Module) -> Misfits:
+    """Everything that keeps the state dict from being loaded; three empty lists if nothing does."""
     wanted = model.state_dict()
-    return [
-        *(f"missing: {key}" for key in sorted(wanted.keys() - state.keys())),
-        *(f"unexpected: {key}" for key in sorted(state.keys() - wanted.keys())),
-        *(problem for key in wanted if key in state for problem in _misfit(key, state[key], wanted[key])),
-    ]
+    return Misfits(
+        sorted(wanted.keys() - state.keys()),
+        sorted(state.keys() - wanted.keys()),
+        [problem for key in wanted if key in state for problem in _misfit(key, state[key], wanted[key])],
+    )
 
 
 def table_grids(model: nn.Module) -> dict[str, Grid]:

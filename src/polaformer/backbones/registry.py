@@ -17,6 +17,7 @@ from polaformer.backbones.backbone import Backbone, as_grid
 from polaformer.backbones.checkpoints import load_checkpoint
 from polaformer.backbones.deit import DeiT
 from polaformer.backbones.fitting import fit_state_dict
+from polaformer.backbones.mechanisms import mechanism_of_stages
 from polaformer.backbones.pvt import PVT
 from polaformer.backbones.pvt_v2 import PVTv2
 from polaformer.backbones.swin import Swin
@@ -32,6 +33,10 @@ class Variant(NamedTuple):
     def img_size(self) -> int:
         """The native size in pixels."""
         return self.options.get("img_size", 224)
+
+    def attention(self) -> tuple[str, ...]:
+        """The mechanism of each stage."""
+        return mechanism_of_stages(self.options["attention"], 1 if self.family is DeiT else 4)
 
 
 _WRAPPING = ("features_only", "out_indices", "feature_cls", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
@@ -77,7 +82,7 @@ def create_model(
     >>> create_model("pola_swin_tiny", num_classes=10, img_size=(256, 384))
     >>> create_model("pola_pvt_tiny", img_size=32, patch_size=2, dims=(32, 64, 160, 256), depths=(1, 1, 2, 1))
     """
-    _check_name(name)
+    check_name(name)
     given = {"img_size": img_size, "attention": attention, "drop_path_rate": drop_path_rate}
     options |= {key: value for key, value in given.items() if value is not None}
     _check_options(name, options)
@@ -133,11 +138,12 @@ def _default_cfg(variant: Variant) -> dict[str, Any]:
 default_cfgs = generate_default_cfgs({name: _default_cfg(variant) for name, variant in MODELS.items()})
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """Raises ValueError unless there is a model of that name."""
     if name not in MODELS:
         near = get_close_matches(str(name), MODELS, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"create_model: there is no model {name!r}; {hint}choose one of {', '.join(MODELS)}")
+        raise ValueError(f"there is no model {name!r}; {hint}choose one of {', '.join(MODELS)}")
 
 
 def _check_options(name: str, options: dict[str, Any]) -> None:

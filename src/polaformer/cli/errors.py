@@ -1,6 +1,6 @@
 """Mistakes that end a command with one line and an exit code instead of a traceback."""
 
-INCORRECT, USAGE, CANNOT_WRITE, INTERRUPTED = 1, 2, 74, 130
+INCORRECT, USAGE, BAD_DATA, CANNOT_WRITE, INTERRUPTED = 1, 2, 65, 74, 130
 
 
 class CommandError(Exception):
@@ -13,6 +13,12 @@ class UsageError(CommandError):
     """The options do not make sense."""
 
     exit_code = USAGE
+
+
+class DataError(CommandError):
+    """A file that was given is damaged or not what it should be."""
+
+    exit_code = BAD_DATA
 
 
 class WriteError(CommandError):

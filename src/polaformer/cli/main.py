@@ -11,8 +11,10 @@ import tyro
 
 from polaformer import __version__
 from polaformer.cli.bench import BenchOp
+from polaformer.cli.convert import Convert
 from polaformer.cli.demo import Demo
 from polaformer.cli.errors import INTERRUPTED, USAGE, CommandError, UsageError
+from polaformer.cli.models import Models
 from polaformer.cli.output import print_all, print_line
 from polaformer.extras import MissingExtraError
 
@@ -25,7 +27,7 @@ class Command(Protocol):
         ...
 
 
-COMMANDS: dict[str, type[Command]] = {"demo": Demo, "bench op": BenchOp}
+COMMANDS: dict[str, type[Command]] = {"demo": Demo, "models": Models, "convert": Convert, "bench op": BenchOp}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

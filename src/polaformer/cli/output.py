@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -66,8 +68,17 @@ def print_all(*parts: Table | str) -> None:
     """Tables and lines on stdout."""
     with writing("standard output"):
         for part in parts:
-            print_line(part) if isinstance(part, str) else Console().print(part)
+            print_line(part) if isinstance(part, str) else _print_table(part)
         sys.stdout.flush()
+
+
+def _print_table(table: Table) -> None:
+    """In the width of the terminal; as wide as it needs to be where there is none, as in a pipe or a file."""
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        wide = Console(width=1000)
+        console = Console(width=max(console.width, Measurement.get(wide, wide.options, table).maximum))
+    console.print(table)
 
 
 def print_line(text: str, *, stderr: bool = False) -> None:

@@ -1,0 +1,102 @@
+"""How large a model is and how much it multiplies: in full, and as the paper counts.
+
+In full: every parameter; every multiplication of matrices, attention's own products among them, with torch's counter (half of
+its FLOPs). As the paper counts: see polaformer.backbones.published.
+
+# H heads, L tokens of a window
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from polaformer.attention import WindowAttention
+from polaformer.attention.gate import LinearGate
+from polaformer.backbones import Backbone, create_model
+from polaformer.backbones.published import EXCEPTIONS, ROWS
+from polaformer.backbones.pvt import UnusedNorm
+
+LAYERS = (nn.Linear, nn.Conv2d, nn.LayerNorm, LinearGate)  # whose parameters the paper counts
+PRODUCTS_OF_LAYERS = ("addmm", "mm", "convolution")
+PER_NORMED = 4  # multiplications that thop counts for an element of a LayerNorm …
+PER_SOFTMAX = 3  # … and for an element of a softmax that is a module of its own, as in Swin
+
+
+class Counts(NamedTuple):
+    """Parameters, and multiplications for one image."""
+
+    params: int
+    macs: int
+    paper_params: int
+    paper_macs: int
+
+
+def count(model: Backbone, img_size: tuple[int, int] | None = None) -> Counts:
+    """The counts for one image of the model's native size, or of the given (height, width); the model is not changed.
+
+    Takes no memory and little time for a model on the meta device.
+    """
+    device = next(model.parameters()).device
+    image = torch.empty(1, model.in_chans, *(img_size or model.img_size), device=device)
+    was_training = model.training
+    with _elements(model) as elements, FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.eval()(image)
+    model.train(was_training)
+    products = {str(operator).rpartition(".")[2]: flops // 2 for operator, flops in counter.get_flop_counts()["Global"].items()}
+    in_layers = sum(macs for operator, macs in products.items() if operator in PRODUCTS_OF_LAYERS)
+    layers = [module for module in model.modules() if isinstance(module, LAYERS) and not isinstance(module, UnusedNorm)]
+    return Counts(
+        params=sum(parameter.numel() for parameter in model.parameters()),
+        macs=sum(products.values()),
+        paper_params=sum(parameter.numel() for layer in layers for parameter in layer.parameters(recurse=False)),
+        paper_macs=in_layers + PER_NORMED * elements["normed"] + PER_SOFTMAX * elements["softmax"],
+    )
+
+
+def count_named(name: str, **options: Any) -> Counts:
+    """The counts of a model by name, without giving it memory."""
+    with torch.device("meta"):
+        return count(cast(Backbone, create_model(name, **options)))
+
+
+def is_reproduced(name: str, counts: Counts) -> tuple[bool, bool]:
+    """Whether the paper's way of counting gives the printed parameters, and the printed FLOPs, of a row of the paper."""
+    row = ROWS[name]
+    return (
+        f"{counts.paper_params / 1e6:.{_decimals(row.params)}f}" == row.params,
+        f"{counts.paper_macs / 1e9:.{_decimals(row.flops)}f}" == row.flops,
+    )
+
+
+def why_not(name: str) -> str | None:
+    """Why the paper's way of counting does not give its row; None if it does, or there is no row."""
+    return EXCEPTIONS.get(name)
+
+
+def _decimals(printed: str) -> int:
+    return len(printed.partition(".")[2])
+
+
+@contextmanager
+def _elements(model: nn.Module) -> Iterator[dict[str, int]]:
+    """Counts, while inside, the elements that go through LayerNorms and through softmax in windows."""
+    found = {"normed": 0, "softmax": 0}
+
+    def normed(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        found["normed"] += inputs[0].numel()
+
+    def softmax(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        batch, num_heads, num_tokens, _ = output.shape
+        found["softmax"] += batch * num_heads * num_tokens**2
+
+    with ExitStack() as hooks:
+        for module in model.modules():
+            if isinstance(module, nn.LayerNorm) and not isinstance(module, UnusedNorm):
+                hooks.callback(module.register_forward_hook(normed).remove)
+            elif isinstance(module, WindowAttention) and isinstance(module.core, nn.Module):
+                hooks.callback(module.core.register_forward_hook(softmax).remove)
+        yield found

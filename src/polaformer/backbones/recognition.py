@@ -1,0 +1,49 @@
+"""Which model a state dict belongs to, by its names and shapes."""
+
+import json
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polaformer.backbones.backbone import Backbone
+from polaformer.backbones.checkpoints import CheckpointError, read_metadata
+from polaformer.backbones.fitting import fit, misfits
+from polaformer.backbones.registry import MODELS, create_model
+
+_CLASSIFIERS = ("head.weight", "head.fc.weight")  # ours and the authors', timm's
+
+
+def model_of_file(path: str | PathLike[str], state: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The arguments of `create_model` for the model of a file: as the file tells, if it is ours, or recognised."""
+    text = read_metadata(path).get("model")
+    if text is None:
+        return recognise(state)
+    try:
+        arguments = json.loads(text)
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict) or arguments.get("name") not in MODELS:
+        raise CheckpointError(f"{path} is damaged: what it says of its model makes no sense ({text[:80]!r})")
+    return arguments
+
+
+def recognise(state: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The arguments of `create_model` for the model that the state dict fits exactly, or None if there is no such model."""
+    num_classes = num_classes_of(state)
+    for name in MODELS:
+        with torch.device("meta"):
+            model = create_model(name, num_classes=num_classes)
+        assert isinstance(model, Backbone)
+        found = fit(state, model)
+        if not found.resized and not any(misfits(found.state, model)):
+            return {"name": name, "num_classes": num_classes}
+    return None
+
+
+def num_classes_of(state: Mapping[str, Any]) -> int:
+    """How many classes the classifier of a state dict has; 0 if it has none."""
+    heads = [state[key] for key in _CLASSIFIERS if isinstance(state.get(key), Tensor)]
+    return len(heads[0]) if heads else 0
