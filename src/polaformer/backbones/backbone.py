@@ -46,8 +46,23 @@ class Backbone(nn.Module):
     norm: nn.Module
     pools: tuple[str, ...] = ("avg", "")
 
-    def __init__(self, *, img_size: int | Grid, in_chans: int, num_classes: int, global_pool: str, drop_rate: float) -> None:
+    def __init__(
+        self,
+        *,
+        img_size: int | Grid,
+        patch_size: int,
+        in_chans: int,
+        num_classes: int,
+        global_pool: str,
+        drop_rate: float,
+        drop_path_rate: float,
+    ) -> None:
         super().__init__()
+        check_whole("patch_size", patch_size, 1)
+        check_whole("in_chans", in_chans, 1)
+        check_whole("num_classes", num_classes, 0)
+        check_rate("drop_rate", drop_rate)
+        check_rate("drop_path_rate", drop_path_rate)
         self.img_size, self.in_chans = as_grid("img_size", img_size), in_chans
         self.num_classes, self.global_pool = num_classes, self._checked_pool(global_pool)
         self.head_drop = nn.Dropout(drop_rate)
@@ -157,8 +172,8 @@ class Backbone(nn.Module):
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """How timm groups parameters for layer-wise learning rates."""
-        blocks = [(r"^stages\.(\d+)\.blocks\.(\d+)", None), (r"^stages\.(\d+)\.", (0,)), (r"^(norm|feature_norms)", (99999,))]
-        return {"stem": r"^stages\.0\.(patch_embed|pos_embed)", "blocks": r"^stages\.(\d+)" if coarse else blocks}
+        blocks = [(r"^stages\.(\d+)\.blocks\.(\d+)", None), (r"^stages\.(\d+)\.", (0,)), (r"^(?:norm|feature_norms)", (99999,))]
+        return {"stem": r"^stages\.0\.(?:patch_embed|pos_embed)", "blocks": r"^stages\.(\d+)" if coarse else blocks}
 
     def _enter(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Layout]:
         layout = pixel_layout(type(self).__name__, x, mask, self.in_chans)
@@ -221,6 +236,18 @@ def per_stage(name: str, values: Any, num_stages: int) -> tuple[Any, ...]:
     if wrong:
         raise ValueError(f"{name} is {values!r}; give positive numbers")
     return found
+
+
+def check_whole(name: str, value: Any, least: int) -> None:
+    """Raises unless the value is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} is {value!r}; give a whole number of at least {least}")
+
+
+def check_rate(name: str, value: Any) -> None:
+    """Raises unless the value is a share that can be dropped."""
+    if not isinstance(value, int | float) or not 0 <= value < 1:
+        raise ValueError(f"{name} is {value!r}; give at least 0 and below 1")
 
 
 def check_format(name: str, output_fmt: str) -> None:

@@ -64,7 +64,13 @@ class DeiT(Backbone):
         if global_pool is None:
             global_pool = "token" if class_token else "avg"
         super().__init__(
-            img_size=img_size, in_chans=in_chans, num_classes=num_classes, global_pool=global_pool, drop_rate=drop_rate
+            img_size=img_size,
+            patch_size=patch_size,
+            in_chans=in_chans,
+            num_classes=num_classes,
+            global_pool=global_pool,
+            drop_rate=drop_rate,
+            drop_path_rate=drop_path_rate,
         )
         (dim,), (depth,) = per_stage("dims", dims, 1), per_stage("depths", depths, 1)
         (heads,), (ratio,) = per_stage("num_heads", num_heads, 1), per_stage("mlp_ratios", mlp_ratios, 1)
@@ -186,8 +192,8 @@ class DeiT(Backbone):
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """How timm groups parameters for layer-wise learning rates."""
         return {
-            "stem": r"^(cls_token|pos_embed|patch_embed)",
-            "blocks": [(r"^blocks\.(\d+)", None), (r"^(norm|feature_norms)", (99999,))],
+            "stem": r"^(?:cls_token|pos_embed|patch_embed)",
+            "blocks": [(r"^blocks\.(\d+)", None), (r"^(?:norm|feature_norms)", (99999,))],
         }
 
     def _embed(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Layout]:

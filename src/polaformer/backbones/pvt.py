@@ -80,7 +80,13 @@ class PVT(Backbone):
         feature_norms: bool = False,
     ) -> None:
         super().__init__(
-            img_size=img_size, in_chans=in_chans, num_classes=num_classes, global_pool=global_pool, drop_rate=drop_rate
+            img_size=img_size,
+            patch_size=patch_size,
+            in_chans=in_chans,
+            num_classes=num_classes,
+            global_pool=global_pool,
+            drop_rate=drop_rate,
+            drop_path_rate=drop_path_rate,
         )
         num_stages = len(dims)
         depths, num_heads = per_stage("depths", depths, num_stages), per_stage("num_heads", num_heads, num_stages)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from polaformer.analysis.counting import Counts
 
 NOTES = (
-    "Attention of each stage: L pola, S softmax. Parameters in millions and MACs in thousands of millions, for one image of the",
+    "Attention of each stage: L pola, S softmax. Parameters in millions and MACs in thousand millions, for one image of the",
     "native size: everything counted; then the paper's way, with parameters of layers alone, and MACs of linear layers,",
     "convolutions and norms alone, without the products of attention. Printed, and top-1: the paper's ImageNet tables.",
     "The authors released neither DeiT nor PVTv2: these are readings that fit the printed columns.",
