@@ -1,0 +1,110 @@
+"""Window attention against dense attention in which a loop says who sees whom."""
+
+import pytest
+import torch
+from layers import randomise, tokens
+
+from polaformer.attention import WindowAttention
+from polaformer.ops.windows import partition
+
+
+def dense(layer, x, grid, mask=None):
+    """The same numbers from the N×N map: tokens see each other if they lie in the same window of the plane, laid from −shift."""
+    height, width = grid
+    place = [(row, column) for row in range(height) for column in range(width)]
+    window, table = layer.window, layer.relative_positions.table
+    shift = [layer.shift if length > window else 0 for length in grid]
+    cell = [tuple((p + (window - s) * bool(s)) // window for p, s in zip(one, shift, strict=True)) for one in place]
+    q, k, v = layer.qkv(x).unflatten(-1, (3, layer.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    scores = q @ k.mT * (x.shape[-1] // layer.num_heads) ** -0.5
+    bias = torch.full((layer.num_heads, len(place), len(place)), float("-inf"), dtype=x.dtype)
+    for i, one in enumerate(place):
+        for j, other in enumerate(place):
+            if cell[i] == cell[j]:
+                row = (one[0] - other[0] + window - 1) * (2 * window - 1) + one[1] - other[1] + window - 1
+                bias[:, i, j] = table[row]
+    scores = scores + bias
+    if mask is not None:
+        scores = scores.masked_fill(~mask[:, None, None, :], float("-inf"))
+    weights = scores.softmax(dim=-1).nan_to_num()
+    return layer.proj((weights @ v).transpose(1, 2).flatten(2))
+
+
+def layer_of(window, shift, dim=8, num_heads=2):
+    return randomise(WindowAttention(dim, num_heads, window, shift=shift)).double()
+
+
+@pytest.mark.parametrize("shift", [0, 1, 2])
+@pytest.mark.parametrize("grid", [(3, 3), (6, 6), (7, 5), (2, 8), (1, 1), (4, 3)], ids=str)
+def test_equals_dense_attention_at_any_size(grid, shift):
+    layer, x = layer_of(3, shift), tokens(grid[0] * grid[1], 8).requires_grad_()
+    out, expected = layer(x, grid), dense(layer, x, grid)
+    assert torch.allclose(out, expected, rtol=1e-10, atol=1e-10)
+    weights = torch.randn_like(out)
+    parameters = [x, *layer.parameters()]
+    given = torch.autograd.grad((out * weights).sum(), parameters)
+    wanted = torch.autograd.grad((expected * weights).sum(), parameters)
+    for one, other in zip(given, wanted, strict=True):
+        assert torch.allclose(one, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("grid", [(6, 6), (7, 5), (2, 8)], ids=str)
+def test_masked_tokens_are_no_keys(grid, shift):
+    layer, x = layer_of(3, shift), tokens(grid[0] * grid[1], 8)
+    mask = torch.rand(2, grid[0] * grid[1]) > 0.3
+    mask[:, 0] = True
+    out = layer(x, grid, mask)
+    seen = mask[..., None].expand_as(out)
+    assert torch.allclose(out[seen], dense(layer, x, grid, mask)[seen], rtol=1e-10, atol=1e-10)
+    noise = torch.where(mask[..., None], x, torch.nan).requires_grad_()
+    assert torch.equal(layer(noise, grid, mask), out)
+    (layer(noise, grid, mask) * seen).sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
+    assert not noise.grad[~mask].any()
+
+
+def test_maps_are_those_of_the_windows_and_forward_applies_them():
+    layer, x, grid = layer_of(3, 1), tokens(30, 8), (6, 5)
+    maps = layer.maps(x, grid)["softmax"]
+    assert maps.shape == (2 * 4, 2, 9, 9)
+    assert torch.allclose(maps.sum(dim=-1), torch.ones(8, 2, 9, dtype=torch.float64))
+    values = layer.qkv(x)[..., 16:].unflatten(1, grid)
+    padded = torch.nn.functional.pad(values, (0, 0, 0, 1)).roll((-1, -1), dims=(1, 2))
+    windows = partition(padded, 3).unflatten(-1, (2, 4)).transpose(1, 2)
+    out = layer.proj((maps @ windows).transpose(1, 2).flatten(2))
+    image = torch.zeros(2, 6, 6, 8, dtype=torch.float64)
+    for index, window in enumerate(out.unflatten(1, (3, 3))):
+        b, row, column = index // 4, index % 4 // 2, index % 2
+        image[b, 3 * row : 3 * row + 3, 3 * column : 3 * column + 3] = window
+    assert torch.allclose(image.roll((1, 1), dims=(1, 2))[:, :, :5].flatten(1, 2), layer(x, grid), atol=1e-12)
+
+
+def test_half_precision_and_autocast():
+    layer, x = layer_of(3, 1).float(), tokens(36, 8).float()
+    expected = layer(x, (6, 6))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.allclose(layer(x, (6, 6)).float(), expected, atol=0.05)
+    assert torch.allclose(layer.bfloat16()(x.bfloat16(), (6, 6)).float(), expected, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("message", "call"),
+    [
+        ("give grid=", lambda layer, x: layer(x)),
+        ("neither a context nor a bias", lambda layer, x: layer(x, (3, 3), context=x)),
+        ("neither a context nor a bias", lambda layer, x: layer(x, (3, 3), bias=torch.zeros(9, 9))),
+        ("x has 9 tokens but grid", lambda layer, x: layer(x, (4, 3))),
+        ("mask has shape", lambda layer, x: layer(x, (3, 3), torch.ones(2, 8, dtype=torch.bool))),
+    ],
+)
+def test_wrong_calls_are_refused(message, call):
+    with pytest.raises(ValueError, match=message):
+        call(layer_of(3, 1), tokens(9, 8))
+
+
+def test_wrong_settings_are_refused():
+    with pytest.raises(ValueError, match="shift is 3 but windows are 3 wide"):
+        WindowAttention(8, 2, 3, shift=3)
+    with pytest.raises(ValueError, match="window is 0"):
+        WindowAttention(8, 2, 0)
