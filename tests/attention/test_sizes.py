@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from layers import pola, tokens
 
+from layers import pola, tokens
 from polaformer.attention.tables import TokenTable
 
 LARGE, SIZES = (6, 8), [(6, 5), (3, 8), (4, 4)]

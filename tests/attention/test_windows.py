@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from layers import randomise, tokens
 
+from layers import randomise, tokens
 from polaformer.attention import WindowAttention
 from polaformer.ops.windows import partition
 
 
 def dense(layer, x, grid, mask=None):
-    """The same numbers from the N×N map: tokens see each other if they lie in the same window of the plane, laid from −shift."""
+    """The same from the N×N map: tokens see each other if they lie in one window of the plane, windows laid from −shift."""
     height, width = grid
     place = [(row, column) for row in range(height) for column in range(width)]
     window, table = layer.window, layer.relative_positions.table

@@ -162,7 +162,8 @@ def _read_pth(path: Path) -> Any:
         ) from error
     except Exception as error:
         # A damaged file fails in many ways inside torch; none of them may pass as anything but a damaged file.
-        raise CheckpointError(f"{path} is damaged: {str(error).splitlines()[0]}; fetch or write it again") from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{path} is damaged: {reason}; fetch or write it again") from error
 
 
 def _check_archive(path: Path) -> None:

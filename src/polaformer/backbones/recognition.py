@@ -23,11 +23,24 @@ def model_of_file(path: str | PathLike[str], state: Mapping[str, Any]) -> dict[s
         return recognise(state)
     try:
         arguments = json.loads(text)
-    except ValueError:
-        arguments = None
-    if not isinstance(arguments, dict) or arguments.get("name") not in MODELS:
-        raise CheckpointError(f"{path} is damaged: what it says of its model makes no sense ({text[:80]!r})")
+        _check_plausible(arguments, state)
+        with torch.device("meta"):
+            create_model(**arguments)
+    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(f"{path} is damaged: what it says of its model makes no sense ({text[:80]!r})") from error
     return arguments
+
+
+def _check_plausible(arguments: dict[str, Any], state: Mapping[str, Any]) -> None:
+    """Raises for numbers that are larger than the whole file, so that no file can keep us busy building a model."""
+    sizes = [arguments.get("num_classes", 0), *_flat(arguments.get("dims", 0)), *_flat(arguments.get("img_size", 0))]
+    largest = sum(tensor.numel() for tensor in state.values())
+    if sum(_flat(arguments.get("depths", 0))) > len(state) or max(sizes) > largest or "checkpoint" in arguments:
+        raise ValueError("the model would be larger than its file")
+
+
+def _flat(value: Any) -> list[int]:
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def recognise(state: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from polaformer.attention.tables import Grid
 from polaformer.backbones import deit, pvt, pvt_v2, swin
-from polaformer.backbones.backbone import Backbone, as_grid
+from polaformer.backbones.backbone import Backbone, as_grid, per_stage
 from polaformer.backbones.checkpoints import load_checkpoint
 from polaformer.backbones.deit import DeiT
 from polaformer.backbones.fitting import fit_state_dict
@@ -99,7 +99,10 @@ def build(name: str, *, pretrained: bool = False, **options: Any) -> nn.Module:
     overlay = dict(arguments.pop("pretrained_cfg_overlay", None) or {})
     size = as_grid("img_size", arguments.get("img_size", variant.img_size))
     # Of plain transformers the last three blocks, as timm has it; of a hierarchy every stage.
-    num_features = 3 if variant.family is DeiT else len(arguments.get("dims", range(4)))
+    is_plain = variant.family is DeiT
+    num_features = (
+        min(3, *per_stage("depths", arguments.get("depths", 12), 1)) if is_plain else len(arguments.get("dims", range(4)))
+    )
     model = build_model_with_cfg(
         variant.family,
         name,

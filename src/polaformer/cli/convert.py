@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -23,12 +23,13 @@ class Convert:
     Nothing in the file is run.
 
     Example: polaformer convert pola_swin_t.pth pola_swin_tiny.safetensors
+
     Example: polaformer convert pola_swin_t.pth start_384.safetensors --model pola_swin_tiny_384
     """
 
-    source: tyro.conf.Positional[Path]
+    source: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="IN")]]
     """The file to read: .pth or .safetensors."""
-    target: tyro.conf.Positional[Path]
+    target: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="OUT")]]
     """The file to write, a .safetensors."""
     model: str | None = None
     """The model that it is for, as `polaformer models` lists them; recognised unless given."""
@@ -63,6 +64,8 @@ class Convert:
             raise UsageError(f"{self.target} exists; give another name, or --overwrite")
         if not self.target.parent.is_dir():
             raise UsageError(f"there is no folder {self.target.parent}; make it, or give another target")
+        if self.img_size is not None and self.img_size < 1:
+            raise UsageError(f"--img-size is {self.img_size}; give a whole number of pixels")
         if not self.source.is_file():
             raise UsageError(f"there is no file {self.source}; give a .pth or .safetensors file")
 

@@ -1,7 +1,7 @@
 """`polaformer models`: every model by name, how large it is, and what the paper says of it."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -26,7 +26,7 @@ class Models:
     Example: polaformer models "pola_swin*"
     """
 
-    pattern: tyro.conf.Positional[str] = "*"
+    pattern: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="PATTERN")]] = "*"
     """Names to show; * stands for anything, as in "*_384"."""
     json: bool = False
     """Print the result as JSON on stdout and nothing else there."""
