@@ -9,7 +9,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize("document", ["README.md", "docs/guide.md"])
-def test_the_examples_run(document):
+def test_the_examples_run(document, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / document).read_text(), flags=re.M | re.S)
     assert len(blocks) >= 3
     exec(compile("\n".join(blocks), document, "exec"), {})
