@@ -108,3 +108,19 @@ def test_wrong_settings_are_refused():
         WindowAttention(8, 2, 3, shift=3)
     with pytest.raises(ValueError, match="window is 0"):
         WindowAttention(8, 2, 0)
+
+
+def test_samples_of_unequal_size_are_shifted_as_they_would_be_alone():
+    layer, grid, sizes = layer_of(3, 1), (6, 7), [(6, 7), (3, 7), (6, 2), (2, 3)]
+    x, mask = tokens(42, 8, batch=4), torch.zeros(4, 6, 7, dtype=torch.bool)
+    for index, (height, width) in enumerate(sizes):
+        mask[index, :height, :width] = True
+    out = layer(x, grid, mask.flatten(1), sizes=sizes).unflatten(1, grid)
+    maps = layer.maps(x, grid, mask.flatten(1), sizes=sizes)["softmax"]
+    assert maps.shape == (4 * 6, 2, 9, 9)
+    for index, (height, width) in enumerate(sizes):
+        own = x[index].unflatten(0, grid)[:height, :width].flatten(0, 1)[None]
+        alone = layer(own, (height, width))[0].unflatten(0, (height, width))
+        assert torch.allclose(out[index, :height, :width], alone, rtol=1e-10, atol=1e-10)
+    whole = layer.maps(x[:1], grid)["softmax"]
+    assert torch.allclose(maps[:6][:, :, 4], whole[:, :, 4], atol=1e-12)

@@ -317,8 +317,9 @@ def test_every_truncation_is_one_error(ending, tmp_path):
         ([1, 2], "holds a list"),
         ({}, "an empty mapping"),
         ({"model": {}}, "an empty mapping"),
-        ({"a": 1}, "'a' is a int, not a tensor"),
-        ({1: torch.ones(1)}, "1 is a Tensor|no state dict"),
+        ({"a": 1}, "'a' is a int; a mapping from names to plain tensors"),
+        ({1: torch.ones(1)}, "1 is no name"),
+        ({"a": torch.ones(3).to_sparse()}, "'a' is a sparse, quantised or meta tensor"),
         (torch.ones(3), "holds a Tensor"),
     ],
 )
@@ -328,7 +329,117 @@ def test_files_that_hold_no_state_dict(content, message, tmp_path):
         read_state_dict(tmp_path / "file.pth")
 
 
+@pytest.mark.parametrize("bad", [torch.ones(5, 20).to_sparse(), torch.ones(5, 20, device="meta")], ids=["sparse", "meta"])
+def test_a_tensor_that_cannot_be_copied_is_found_before_any_is(bad):
+    model, before = small("pola_pvt_tiny"), None
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(CheckpointError, match=r"head\.weight"):
+        load_checkpoint(model, small("pola_pvt_tiny").state_dict() | {"head.weight": bad})
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_state_dicts_that_lie_deep_or_in_themselves(tmp_path):
+    inside = {"x": torch.ones(1)}
+    for _ in range(100):
+        inside = {"model": inside}
+    with pytest.raises(CheckpointError, match="no state dict: 'model' is a dict"):
+        load_checkpoint(small("pola_pvt_tiny"), inside)
+    circle = {}
+    circle["model"] = circle
+    with pytest.raises(CheckpointError, match="no state dict"):
+        load_checkpoint(small("pola_pvt_tiny"), circle)
+
+
+BROKEN = {
+    "qg and kv of other widths": {"block1.0.attn.kv.weight": torch.ones(16, 9)},
+    "kv of integers": {"block1.0.attn.kv.weight": torch.ones(16, 8, dtype=torch.long)},
+    "qg of no dimension": {"block1.0.attn.qg.weight": torch.tensor(1.0)},
+    "an empty table": {"block1.0.attn.positional_encoding": torch.ones(0)},
+    "a table of no dimension": {"block1.0.attn.positional_encoding": torch.tensor(1.0)},
+    "positions of no dimension": {"pos_embed1": torch.tensor(1.0)},
+    "a parameter under two names": {"stages.0.blocks.0.attn.core.power": torch.ones(1, 8)},
+    "a classifier of no dimension": {"head.weight": torch.tensor(1.0)},
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_broken_parameters_are_one_error(kind, tmp_path):
+    model = small("pola_pvt_tiny")
+    state = published_state_dict(model) | BROKEN[kind]
+    with pytest.raises(CheckpointError, match="does not fit pola_pvt_tiny"):
+        load_checkpoint(model, state)
+    assert recognise(state) is None
+
+
+def test_published_tables_are_squares():
+    """A table of 14×14 rows is not taken for one of 28×7, though both have 196."""
+    square = small("softmax_deit_tiny", img_size=112).double()
+    oblong = small("softmax_deit_tiny", img_size=(224, 56)).double()
+    published = {key.replace("pos_embed.rows", "pos_embed"): value for key, value in square.state_dict().items()}
+    published["pos_embed"] = published["pos_embed"][None]
+    assert load_checkpoint(oblong, published).resized == ["pos_embed.rows: 14×14 → 28×7"]
+    x = images(1, 224, 56, dtype=torch.float64)
+    assert torch.allclose(oblong(x), square(x))
+    again = small("softmax_deit_tiny", img_size=(224, 56)).double()
+    assert load_checkpoint(again, oblong.state_dict()) == ([], [])  # our own names: its own shape
+
+
+def test_a_model_without_memory():
+    with torch.device("meta"):
+        model = polaformer.create_model("pola_swin_tiny", num_classes=5, img_size=64, **SMALL["pola_swin_tiny"])
+    source = small("pola_swin_tiny")
+    with pytest.raises(CheckpointError, match="to_empty"):
+        load_checkpoint(model, source.state_dict())
+    model = model.to_empty(device="cpu").eval()
+    load_checkpoint(model, source.state_dict())
+    assert torch.equal(model(x := images()), source(x))
+
+
+def test_wrapped_models_are_saved_and_loaded_by_what_is_inside(tmp_path):
+    source, path = small("pola_pvt_tiny"), tmp_path / "model.safetensors"
+    for wrap in (torch.compile, torch.nn.DataParallel):
+        save_checkpoint(wrap(source), path)
+        assert json.loads(read_metadata(path)["model"])["name"] == "pola_pvt_tiny"
+        again = small("pola_pvt_tiny")
+        load_checkpoint(wrap(again), path)
+        assert equal(again, source)
+    for prefix in ("module.", "_orig_mod.", "module._orig_mod.", "model."):
+        load_checkpoint(again := small("pola_pvt_tiny"), {f"{prefix}{k}": v for k, v in source.state_dict().items()})
+        assert equal(again, source)
+    features = polaformer.create_model(
+        "pola_pvt_tiny", features_only=True, out_indices=[1], img_size=64, **SMALL["pola_pvt_tiny"]
+    )
+    save_checkpoint(features, path)
+    assert "model" not in read_metadata(path)
+    other = polaformer.create_model("pola_pvt_tiny", features_only=True, out_indices=[1], img_size=64, **SMALL["pola_pvt_tiny"])
+    load_checkpoint(other, path)
+    assert equal(other, features)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_file_tells_how_the_model_is_now(name, tmp_path):
+    """After another size and other classes, too."""
+    model, path = small(name), tmp_path / "model.safetensors"
+    model.set_input_size((96, 64))
+    model.reset_classifier(9)
+    save_checkpoint(model, path)
+    again = polaformer.create_model(**model_of_file(path, read_state_dict(path))).eval()
+    assert load_checkpoint(again, path) == ([], [])
+    x = images(1, 96, 64)
+    assert torch.equal(again(x), model(x))
+    by_timm = timm.create_model(name, pretrained_cfg_overlay={"num_classes": 4}, img_size=64, **SMALL[name])
+    assert by_timm.built_from["num_classes"] == 4
+
+
+def test_metadata_of_the_user_does_not_hide_ours(tmp_path):
+    save_checkpoint(small("pola_pvt_tiny"), tmp_path / "f.safetensors", metadata={"version": "9", "model": "mine", "note": "x"})
+    assert read_metadata(tmp_path / "f.safetensors")["note"] == "x"
+    load_checkpoint(small("pola_pvt_tiny"), tmp_path / "f.safetensors")
+
+
 def test_paths_that_cannot_be_read(tmp_path):
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_state_dict("with\0null.pth")
     with pytest.raises(CheckpointError, match="cannot be read: No such file"):
         read_state_dict(tmp_path / "nothing.pth")
     with pytest.raises(CheckpointError, match="is a directory"):
@@ -341,10 +452,14 @@ def test_a_file_of_a_later_version_says_so(tmp_path):
         read_state_dict(tmp_path / "f.safetensors")
 
 
-@pytest.mark.parametrize("metadata", [{"grids": "no json"}, {"grids": "[1]"}, {"grids": '{"a": 3}'}])
-def test_damaged_metadata_is_one_error(metadata, tmp_path):
+@pytest.mark.parametrize(
+    "grids",
+    ["no json", "[1]", '{"a": 3}', '{"a": [Infinity, 1]}', '{"a": [-16, -16]}', "[" * 10000],
+    ids=lambda text: text[:20],
+)
+def test_damaged_metadata_is_one_error(grids, tmp_path):
     model = small("pola_pvt_tiny")
-    save_file(model.state_dict(), tmp_path / "f.safetensors", metadata={"format": "polaformer", "version": "1"} | metadata)
+    save_file(model.state_dict(), tmp_path / "f.safetensors", metadata={"format": "polaformer", "version": "1", "grids": grids})
     with pytest.raises(CheckpointError, match="makes no sense"):
         load_checkpoint(model, tmp_path / "f.safetensors")
 
@@ -425,10 +540,20 @@ def test_nothing_is_unpickled_but_in_one_place_and_there_with_care():
         '{"name": "pola_pvt_tiny", "dims": "wide"}',
         '{"name": "pola_pvt_tiny", "unknown": 1}',
         '{"name": "pola_pvt_tiny", "checkpoint": "/etc/passwd"}',
+        '{"name": "pola_pvt_tiny", "features_only": true}',
+        "[" * 10000,
     ],
 )
 def test_nonsense_about_the_model_of_a_file_is_one_error(text, tmp_path):
     path = tmp_path / "f.safetensors"
     save_file({"x": torch.ones(1)}, path, metadata={"format": "polaformer", "version": "1", "model": text})
     with pytest.raises(CheckpointError, match="makes no sense"):
+        model_of_file(path, read_state_dict(path))
+
+
+def test_a_file_whose_parameters_are_not_those_of_its_model_is_one_error(tmp_path):
+    path = tmp_path / "f.safetensors"
+    about = {"format": "polaformer", "version": "1", "model": '{"name": "pola_pvt_tiny"}'}
+    save_file({f"x{i}": torch.ones(1000) for i in range(40)}, path, metadata=about)
+    with pytest.raises(CheckpointError, match="not those of the model that it names"):
         model_of_file(path, read_state_dict(path))

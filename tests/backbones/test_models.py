@@ -15,12 +15,6 @@ from polaformer.attention import AttentionLayer, PolaAttention, WindowAttention
 from polaformer.backbones.mechanisms import mechanism_of_stages
 
 FAMILIES = ["pola_deit_tiny", "pola_pvt_tiny", "pola_pvt_v2_b0", "pola_swin_tiny"]
-ALL_LINEAR = {
-    "pola_deit_tiny": {},
-    "pola_pvt_tiny": {},
-    "pola_pvt_v2_b0": {},
-    "pola_swin_tiny": {"attention": "LLLL"},
-}
 
 
 def mechanisms(model):
@@ -105,8 +99,10 @@ def test_deit_without_a_class_token_pools_the_patches():
     assert len(model.pos_embed.rows) == len(model.blocks[0].attn.key_positions.rows) == 64
     x = images()
     assert torch.allclose(model.forward_head(model.forward_features(x), pre_logits=True), model.forward_features(x).mean(1))
-    with pytest.raises(ValueError, match="no class token"):
+    with pytest.raises(ValueError, match=r"global_pool is 'token'; choose one of 'avg', ''"):
         small("pola_deit_tiny", class_token=False, global_pool="token")
+    with pytest.raises(ValueError, match="global_pool is 'token'"):
+        model.reset_classifier(3, "token")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +116,7 @@ def test_deit_without_a_class_token_pools_the_patches():
         (ValueError, "no mechanism 'LLS'", "pola_swin_tiny", {"attention": "LLS"}),
         (ValueError, "no mechanism 'LLMS3'", "pola_swin_tiny", {"attention": "LLMS3"}),
         (ValueError, "depths is .2, 2., 2 values for 4 stages", "pola_pvt_tiny", {"depths": (2, 2)}),
-        (ValueError, "num_heads is .*positive numbers", "pola_pvt_tiny", {"num_heads": 0}),
+        (ValueError, "num_heads is 0; give positive whole numbers", "pola_pvt_tiny", {"num_heads": 0}),
         (ValueError, "dim 64 cannot be shared out among 3 heads", "pola_pvt_tiny", {"num_heads": 3}),
         (ValueError, "img_size is 'large'", "pola_pvt_tiny", {"img_size": "large"}),
         (ValueError, "img_size is -1", "pola_pvt_tiny", {"img_size": -1}),
@@ -135,6 +131,20 @@ def test_deit_without_a_class_token_pools_the_patches():
         (ValueError, "num_classes is -1", "pola_swin_tiny", {"num_classes": -1}),
         (ValueError, "in_chans is 0", "pola_swin_tiny", {"in_chans": 0}),
         (ValueError, "patch_size is 0", "pola_swin_tiny", {"patch_size": 0}),
+        (ValueError, "dims is 64; give the channels of each stage", "pola_pvt_tiny", {"dims": 64}),
+        (ValueError, "dims is .*positive whole numbers", "pola_swin_tiny", {"dims": (8.0, 8, 8, 8)}),
+        (ValueError, "dims is 192.0; give positive whole numbers", "pola_deit_tiny", {"dims": 192.0}),
+        (ValueError, "depths is 1.5; give positive whole numbers", "pola_pvt_tiny", {"depths": 1.5}),
+        (ValueError, "alpha is '4'", "softmax_pvt_tiny", {"alpha": "4"}),
+        (ValueError, "kernel_size is 4", "softmax_pvt_tiny", {"kernel_size": 4}),
+        (ValueError, "attention is 5; give one of", "pola_pvt_tiny", {"attention": 5}),
+        (ValueError, "proj_drop_rate is 'x'", "pola_pvt_tiny", {"proj_drop_rate": "x"}),
+        (TypeError, "attention_options is a list", "softmax_pvt_tiny", {"attention_options": ["gate"]}),
+        (TypeError, "attention_options holds gat;", "softmax_pvt_tiny", {"attention_options": {"gat": 1}}),
+        (TypeError, "out_indices chooses features; give features_only=True", "pola_pvt_tiny", {"out_indices": [0]}),
+        (TypeError, "features_only is 'no'", "pola_pvt_tiny", {"features_only": "no"}),
+        (ValueError, "mlp_ratio is 0.001, which leaves no channel of 64", "pola_pvt_tiny", {"mlp_ratios": 0.001}),
+        (ValueError, "there is no checkpoint /nowhere.pth", "pola_swin_base", {"checkpoint": "/nowhere.pth"}),
     ],
 )
 def test_wrong_arguments_get_a_clear_error(error, message, name, options):
@@ -154,6 +164,7 @@ def test_wrong_arguments_get_a_clear_error(error, message, name, options):
         (ValueError, r"x has shape \(1, 1, 32, 32\)", torch.ones(1, 1, 32, 32), None),
         (ValueError, "x is a list", [1], None),
         (TypeError, "dtype torch.uint8", torch.ones(1, 3, 32, 32, dtype=torch.uint8), None),
+        (TypeError, "dtype torch.float64 but the model torch.float32", torch.ones(1, 3, 32, 32, dtype=torch.float64), None),
         (ValueError, "at least one pixel", torch.ones(1, 3, 0, 32), None),
         (
             ValueError,
@@ -208,11 +219,21 @@ def test_set_input_size_equals_resizing_at_run_time(name):
     assert all(isinstance(row, Parameter) and row.requires_grad for row in rows)
 
 
-@pytest.mark.parametrize("reductions", [None, 2])
-@pytest.mark.parametrize("name", ALL_LINEAR)
-def test_padding_law_an_image_alone_and_in_a_padded_batch_gives_the_same_features(name, reductions):
-    """Also with NaN in the padding, for features, logits and the gradient of the image."""
-    options = ALL_LINEAR[name] | ({"reductions": reductions} if reductions and "swin" not in name else {})
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in SMALL),
+        ("pola_swin_tiny", {"attention": "LLLL"}),
+        ("pola_pvt_tiny", {"reductions": 2}),
+        ("pola_pvt_v2_b0", {"reductions": (4, 2, 2, 1)}),
+        ("pola_deit_tiny", {"reductions": 2}),
+        ("pola_deit_tiny", {"class_token": False}),
+        ("pola_deit_tiny", {"attention_options": {"gate": "matrix", "conv": "deformable"}}),
+    ],
+    ids=str,
+)
+def test_padding_law_an_image_alone_and_in_a_padded_batch_gives_the_same_features(name, options):
+    """Also with NaN in the padding, for features, logits and the gradient of the image; in softmax windows too."""
     model = small(name, **options).double()
     sizes, largest = [(41, 70), (64, 37), (23, 80)], (64, 80)
     batch, mask = torch.full((3, 3, *largest), torch.nan, dtype=torch.float64), torch.zeros(3, *largest, dtype=torch.bool)
@@ -249,11 +270,34 @@ def test_content_outside_the_mask_influences_nothing(name):
     assert expected.isfinite().all()
 
 
+def test_a_padded_image_that_fits_into_one_window_is_not_shifted_either():
+    """Beside a larger one in the batch, of which the windows are shifted."""
+    model = small("softmax_swin_tiny", windows=4).double()
+    x, mask = images(2, 64, 64, dtype=torch.float64), torch.ones(2, 64, 64, dtype=torch.bool)
+    mask[1, 16:], mask[1, :, 16:] = False, False
+    assert torch.allclose(model(x, mask)[1], model(x[1:, :, :16, :16])[0], rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_a_mask_of_everything_changes_nothing(name):
     model, x = small(name).double(), images(2, 50, 70, dtype=torch.float64)
     everything = torch.ones(2, 50, 70, dtype=torch.bool)
     assert torch.allclose(model(x, everything), model(x), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_batch_of_none_gives_none(name):
+    assert small(name)(images(0)).shape == (0, 5)
+    assert small(name)(images(0), torch.ones(0, 64, 64, dtype=torch.bool)).shape == (0, 5)
+
+
+@pytest.mark.parametrize("name", ["pola_swin_tiny", "pola_deit_tiny"])
+def test_masked_pooling_does_not_leave_half_precision(name):
+    model = small(name, global_pool="avg")
+    mask = torch.ones(1, 1200, 1200, dtype=torch.bool)
+    features = torch.full((1, 20, 38, 38), 60.0) if "swin" in name else torch.full((1, 1 + 150 * 150, 16), 60.0)
+    pooled = model.forward_head(features.half(), pre_logits=True, mask=mask)
+    assert torch.allclose(pooled.float(), torch.full_like(pooled, 60.0).float())
 
 
 # Verbs of timm.
@@ -311,6 +355,35 @@ def test_tokens_instead_of_images_and_the_class_token_on_request():
     assert torch.equal(image.flatten(2).mT, tokens)
     with pytest.raises(ValueError, match="output_fmt is 'NHWC'; choose one of NCHW, NLC"):
         model.forward_intermediates(x, output_fmt="NHWC")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_features_of_a_batch_of_unequal_images(name):
+    features = polaformer.create_model(name, features_only=True, out_indices=[-1], img_size=64, **SMALL[name]).eval()
+    x, mask = images(2, 64, 64), torch.ones(2, 64, 64, dtype=torch.bool)
+    mask[1, 40:] = False
+    alone = features(x[1:, :, :40])[0]
+    assert torch.allclose(features(x, mask)[0][1:, :, : alone.shape[2]], alone, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_after_pruning_a_new_classifier_fits_the_last_stage_that_is_left(name):
+    model = small(name)
+    if "deit" not in name:
+        with pytest.raises(ValueError, match="the classifier is for the last stage"):
+            model.prune_intermediate_layers([1], prune_head=False)
+    model.prune_intermediate_layers([1], prune_norm=True)
+    model.reset_classifier(4, "avg")
+    assert model(images()).shape == (2, 4)
+
+
+def test_a_refused_classifier_leaves_the_model_as_it_was():
+    model = small("pola_pvt_tiny")
+    for arguments in ((-1,), (3, "max"), (True,)):
+        with pytest.raises(ValueError, match=r"num_classes is|global_pool is"):
+            model.reset_classifier(*arguments)
+        assert model.num_classes == 5
+        assert model(images()).shape == (2, 5)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -411,6 +484,17 @@ def test_torch_compile_in_one_graph(name):
     for key, parameter in model.named_parameters():
         if parameter.requires_grad:
             assert torch.allclose(by_compiled[key], parameter.grad, rtol=1e-3, atol=1e-5 * largest), key
+
+
+@pytest.mark.parametrize("name", ["pola_deit_tiny", "pola_pvt_v2_b0"])
+def test_torch_compile_takes_another_size(name):
+    """The second size is compiled with symbols for the sides, which must not take forever, and serves a third."""
+    model = small(name)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        for size in ((64, 64), (96, 80), (128, 96)):
+            x = images(1, *size)
+            assert torch.allclose(compiled(x), model(x), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

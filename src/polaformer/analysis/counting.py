@@ -40,12 +40,10 @@ def count(model: Backbone, img_size: tuple[int, int] | None = None) -> Counts:
 
     Takes no memory and little time for a model on the meta device.
     """
-    device = next(model.parameters()).device
-    image = torch.empty(1, model.in_chans, *(img_size or model.img_size), device=device)
-    was_training = model.training
+    like = next(model.parameters())
+    image = like.new_empty(1, model.in_chans, *(img_size or model.img_size))
     with _elements(model) as elements, FlopCounterMode(display=False) as counter, torch.no_grad():
-        model.eval()(image)
-    model.train(was_training)
+        model(image)
     products = {str(operator).rpartition(".")[2]: flops // 2 for operator, flops in counter.get_flop_counts()["Global"].items()}
     in_layers = sum(macs for operator, macs in products.items() if operator in PRODUCTS_OF_LAYERS)
     layers = [module for module in model.modules() if isinstance(module, LAYERS) and not isinstance(module, UnusedNorm)]

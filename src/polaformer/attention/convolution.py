@@ -83,4 +83,4 @@ def stretch_tokens(
     for image, (height, width), size in zip(values.unflatten(1, old), old_sizes, new_sizes, strict=True):
         own = stretch_tokens(image[:height, :width].flatten(0, 1)[None], (height, width), size)[0]
         stretched.append(F.pad(own.unflatten(0, size), (0, 0, 0, new[1] - size[1], 0, new[0] - size[0])).flatten(0, 1))
-    return torch.stack(stretched)
+    return torch.stack(stretched) if stretched else values.new_zeros(0, new[0] * new[1], values.shape[2])

@@ -25,7 +25,7 @@ def translate_published_names(layer: nn.Module, state: StateDict, prefix: str, *
     """A hook before `load_state_dict`: renames, in place, what belongs to the layer at `prefix`; leaves the rest alone."""
     for kind in ("weight", "bias"):
         _fuse_projections(state, prefix, kind)
-    _rename(state, f"{prefix}positional_encoding", f"{prefix}key_positions.rows", lambda table: table[0])
+    _rename(state, f"{prefix}positional_encoding", f"{prefix}key_positions.rows", _as_rows)
     _rename(state, f"{prefix}relative_position_bias_table", f"{prefix}relative_positions.table")
     state.pop(f"{prefix}relative_position_index", None)
     for published, ours in (("dwc", "conv"), ("sr", "key_reduction.conv"), ("norm", "key_reduction.norm")):
@@ -38,18 +38,30 @@ def translate_published_names(layer: nn.Module, state: StateDict, prefix: str, *
 
 
 def _fuse_projections(state: StateDict, prefix: str, kind: str) -> None:
-    """qkvg, or qg and kv, or q and kv, as qkv and gate; kind is "weight" or "bias"."""
+    """qkvg, or qg and kv, or q and kv, as qkv and gate; kind is "weight" or "bias".
+
+    What does not fit together, or is there under our names too, stays as it is, to be reported as unexpected.
+    """
     fused, query_gate, query, key_value = (f"{prefix}{name}.{kind}" for name in ("qkvg", "qg", "q", "kv"))
     ours, gate = f"{prefix}qkv.{kind}", f"{prefix}gate.{kind}"
-    if fused in state:
+    if ours in state:
+        return
+    if fused in state and _in_rows(state[fused]) and gate not in state:
         rows = state.pop(fused)
         width = len(rows) // 4
         state[ours], state[gate] = rows[: 3 * width], rows[3 * width :]
-    elif query_gate in state and key_value in state:
-        q, state[gate] = state.pop(query_gate).chunk(2)
+    elif query_gate in state and _in_rows(state[query_gate], state.get(key_value)) and gate not in state:
+        q, state[gate] = state.pop(query_gate).tensor_split(2)
         state[ours] = torch.cat([q, state.pop(key_value)])
-    elif query in state and key_value in state:
+    elif query in state and _in_rows(state[query], state.get(key_value)):
         state[ours] = torch.cat([state.pop(query), state.pop(key_value)])
+
+
+def _in_rows(*tensors: Any) -> bool:
+    """Whether these are tensors whose rows can stand below each other."""
+    if not all(isinstance(tensor, Tensor) and tensor.ndim > 0 for tensor in tensors):
+        return False
+    return all(tensor.shape[1:] == tensors[0].shape[1:] and tensor.dtype == tensors[0].dtype for tensor in tensors)
 
 
 def _as_heads(x: Tensor, shape: torch.Size) -> Tensor:
@@ -57,6 +69,11 @@ def _as_heads(x: Tensor, shape: torch.Size) -> Tensor:
     return x.reshape(shape) if x.numel() == shape.numel() else x
 
 
+def _as_rows(table: Tensor) -> Tensor:
+    """A table (1, N, C) as rows (N, C); unchanged where it is no such table."""
+    return table[0] if table.ndim == 3 and len(table) == 1 else table
+
+
 def _rename(state: StateDict, published: str, ours: str, change: Any = lambda tensor: tensor) -> None:
-    if isinstance(state.get(published), Tensor):
+    if isinstance(state.get(published), Tensor) and ours not in state:
         state[ours] = change(state.pop(published))

@@ -35,6 +35,8 @@ class TokenTable(nn.Module):
         """
         if sizes is None:
             return self._rows_for(grid)
+        if not sizes:
+            return self.rows.new_zeros(0, self.num_prefix_tokens + grid[0] * grid[1], self.rows.shape[1])
         tables = {size: self._placed(size, grid) for size in set(sizes)}
         return torch.stack([tables[size] for size in sizes])
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from polaformer.attention import AttentionLayer
 from polaformer.attention.tables import Grid
 from polaformer.backbones.layout import Layout, pixel_layout
+from polaformer.ops.precision import computing_dtype
 
 FORMATS = ("NCHW", "NLC")
 
@@ -39,7 +40,8 @@ class Backbone(nn.Module):
     `recompute` (gradient checkpointing). Subclasses make `stages` and `norm`; norm is applied to the last stage's tokens.
 
     Images of any size and aspect ratio are taken. mask (B, H, W), True where a pixel belongs to its image: for batches of
-    unequal images, padded on the right and below. What lies outside influences nothing.
+    unequal images, padded on the right and below. What lies outside influences nothing, and each image has the features that
+    it has alone. Sizes are read from the mask: under torch.compile every new set of them is compiled anew.
     """
 
     stages: Any  # nn.ModuleList of Stage
@@ -55,6 +57,7 @@ class Backbone(nn.Module):
         num_classes: int,
         global_pool: str,
         drop_rate: float,
+        proj_drop_rate: float,
         drop_path_rate: float,
     ) -> None:
         super().__init__()
@@ -62,6 +65,7 @@ class Backbone(nn.Module):
         check_whole("in_chans", in_chans, 1)
         check_whole("num_classes", num_classes, 0)
         check_rate("drop_rate", drop_rate)
+        check_rate("proj_drop_rate", proj_drop_rate)
         check_rate("drop_path_rate", drop_path_rate)
         self.img_size, self.in_chans = as_grid("img_size", img_size), in_chans
         self.num_classes, self.global_pool = num_classes, self._checked_pool(global_pool)
@@ -98,7 +102,7 @@ class Backbone(nn.Module):
     def forward_head(self, x: Tensor, pre_logits: bool = False, mask: Tensor | None = None) -> Tensor:
         """Features as `forward_features` gives them, and its mask, to logits; pre_logits: to the pooled features."""
         if self.global_pool == "avg":
-            x = x.mean(dim=(-2, -1)) if mask is None else x.sum(dim=(-2, -1)) / self._num_tokens(x, mask)
+            x = x.mean(dim=(-2, -1)) if mask is None else mean_of_existing(x.flatten(2), self._last_layout(mask))
         x = self.head_drop(x)
         return x if pre_logits or self.num_classes == 0 else self.head(x)
 
@@ -134,6 +138,8 @@ class Backbone(nn.Module):
     ) -> list[int]:
         """Drops what the features of these stages do not need; returns the indices counted from the start."""
         take, last = feature_take_indices(len(self.stages), indices)
+        if last + 1 < len(self.stages) and not prune_head:
+            raise ValueError(f"{type(self).__name__}: the classifier is for the last stage; prune it too, or keep that stage")
         self.stages = self.stages[: last + 1]
         self._prune_rest(take, last, prune_norm, prune_head)
         return take
@@ -144,9 +150,10 @@ class Backbone(nn.Module):
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new classifier; none if num_classes is 0."""
+        check_whole("num_classes", num_classes, 0)
+        self.global_pool = self.global_pool if global_pool is None else self._checked_pool(global_pool)
         self.num_classes = num_classes
-        if global_pool is not None:
-            self.global_pool = self._checked_pool(global_pool)
+        self._remember(num_classes=num_classes, global_pool=self.global_pool)
         old = next(self.parameters())
         self.head = self._new_head().to(old.device, old.dtype).train(self.training)
 
@@ -156,6 +163,7 @@ class Backbone(nn.Module):
         Any size can be given to `forward` as it is; this saves the resizing there, and gives training tables of that size.
         """
         self.img_size = as_grid("img_size", img_size)
+        self._remember(img_size=self.img_size)
         layout = Layout(self.img_size)
         for stage in self.stages:
             layout = layout.shrunk(stage.stride)
@@ -176,8 +184,13 @@ class Backbone(nn.Module):
         return {"stem": r"^stages\.0\.(?:patch_embed|pos_embed)", "blocks": r"^stages\.(\d+)" if coarse else blocks}
 
     def _enter(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Layout]:
-        layout = pixel_layout(type(self).__name__, x, mask, self.in_chans)
+        layout = pixel_layout(type(self).__name__, x, mask, self.in_chans, next(self.parameters()))
         return layout.cleared(x), layout
+
+    def _remember(self, **changes: Any) -> None:
+        """Keeps `built_from` true, so that a saved file says how to make the model as it is."""
+        if self.built_from:
+            self.built_from = self.built_from | changes
 
     def _normed(self, tokens: Tensor, index: int, final: bool) -> Tensor:
         if self.feature_norms is not None:
@@ -186,6 +199,7 @@ class Backbone(nn.Module):
 
     def _prune_rest(self, take: list[int], last: int, prune_norm: bool, prune_head: bool) -> None:
         self.pruned = True
+        self.num_features = self.head_hidden_size = self.feature_info[last]["num_chs"]
         if self.feature_norms is not None:
             kept = self.feature_norms[: last + 1]
             self.feature_norms = nn.ModuleList(norm if i in take else nn.Identity() for i, norm in enumerate(kept))
@@ -194,13 +208,11 @@ class Backbone(nn.Module):
         if prune_head:
             self.reset_classifier(0, "")
 
-    def _num_tokens(self, x: Tensor, mask: Tensor) -> Tensor:
-        """(B, 1), how many tokens of the features exist in each image."""
+    def _last_layout(self, mask: Tensor) -> Layout:
         layout = Layout((mask.shape[1], mask.shape[2]), mask)
         for stage in self.stages:
             layout = layout.shrunk(stage.stride)
-        assert layout.exists is not None
-        return layout.exists.sum(dim=(-2, -1)).to(x.dtype)[:, None]
+        return layout
 
     def _new_head(self) -> nn.Module:
         if self.num_classes == 0:
@@ -225,17 +237,35 @@ def as_grid(name: str, size: Any) -> Grid:
     return pair[0], pair[1]
 
 
-def per_stage(name: str, values: Any, num_stages: int) -> tuple[Any, ...]:
-    """One value a stage, from one for all or from a sequence of the right length; raises for any other length."""
+def check_dims(dims: Any) -> tuple[int, ...]:
+    """The channels of each stage; raises unless it is a sequence of positive whole numbers."""
+    if not isinstance(dims, Sequence) or isinstance(dims, str) or not dims:
+        raise ValueError(f"dims is {dims!r}; give the channels of each stage, such as (64, 128, 320, 512)")
+    return per_stage("dims", dims, len(dims), whole=True)
+
+
+def per_stage(name: str, values: Any, num_stages: int, *, whole: bool = False) -> tuple[Any, ...]:
+    """One value a stage, from one for all or from a sequence of the right length; raises for any other length.
+
+    whole: raises for what is no whole number too.
+    """
     found = tuple(values) if isinstance(values, Sequence) and not isinstance(values, str) else (values,) * num_stages
     if len(found) != num_stages:
         raise ValueError(
             f"{name} is {values!r}, {len(found)} values for {num_stages} stages; give one for each, or one for all"
         )
-    wrong = [value for value in found if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0]
-    if wrong:
-        raise ValueError(f"{name} is {values!r}; give positive numbers")
+    kinds = int if whole else int | float
+    if any(isinstance(value, bool) or not isinstance(value, kinds) or value <= 0 for value in found):
+        raise ValueError(f"{name} is {values!r}; give positive {'whole ' if whole else ''}numbers")
     return found
+
+
+def mean_of_existing(features: Tensor, layout: Layout) -> Tensor:
+    """The mean (B, C) of features (B, C, N) over the tokens that exist, in float32 at least: a sum can leave half precision."""
+    exists = layout.token_mask()
+    assert exists is not None
+    wide = features.to(computing_dtype(features)).masked_fill(~exists[:, None], 0.0)
+    return (wide.sum(dim=-1) / exists.sum(dim=-1, keepdim=True)).to(features.dtype)
 
 
 def check_whole(name: str, value: Any, least: int) -> None:

@@ -5,6 +5,7 @@
 
 from collections.abc import Iterable
 
+import torch
 from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -27,6 +28,8 @@ class Block(nn.Module):
         proj_drop: float = 0.0,
     ) -> None:
         super().__init__()
+        if int(dim * mlp_ratio) < 1:
+            raise ValueError(f"mlp_ratio is {mlp_ratio}, which leaves no channel of {dim}; give a larger one")
         self.norm1 = nn.LayerNorm(dim, eps=norm_eps)
         self.attn = attention
         self.norm2 = nn.LayerNorm(dim, eps=norm_eps)
@@ -47,7 +50,7 @@ class Block(nn.Module):
 def run_blocks(blocks: Iterable[nn.Module], x: Tensor, layout: Layout, *, recompute: bool) -> Tensor:
     """The blocks one after the other; recompute: keep only their inputs for backward and compute the rest again there."""
     for block in blocks:
-        x = checkpoint(block, x, layout, use_reentrant=False) if recompute and x.requires_grad else block(x, layout)
+        x = checkpoint(block, x, layout, use_reentrant=False) if recompute and torch.is_grad_enabled() else block(x, layout)
     return x
 
 

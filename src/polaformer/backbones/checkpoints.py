@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from timm.models._features import FeatureGetterNet
 from torch import Tensor, nn
 
 from polaformer.attention.tables import Grid
@@ -28,6 +29,8 @@ from polaformer.backbones.fitting import Misfits, StateDict, fit, misfits, table
 FORMAT = {"format": "polaformer", "version": "1"}
 # The authors' files hold their configuration, an object of a class that need not be installed; it is read as a plain dict.
 CONFIGURATION_CLASSES = ("yacs.config.CfgNode",)
+PREFIXES = ("module.", "_orig_mod.", "model.")  # before every name, where a wrapped model was saved
+MOST_WRAPPERS = 8  # how deep a state dict may lie in a file
 WRAPPERS = ("model", "state_dict", "state_dict_ema", "model_ema", "module")  # keys under which files keep the state dict
 _PRUNED = re.compile(r"(stages|blocks)\.\d+\.|norm\.|feature_norms\.")  # what `prune_intermediate_layers` may have dropped
 MOST_LISTED = 20
@@ -59,8 +62,9 @@ def load_checkpoint(model: nn.Module, source: str | PathLike[str] | Mapping[str,
     without a classifier leaves out that of the file. reset_head: leave out the file's classifier, and keep the model's own, for
     other classes.
     """
-    wrapped = getattr(model, "model", None)  # timm's wrapper for features
-    inner = wrapped if isinstance(wrapped, nn.Module) else model
+    inner = unwrapped(model)
+    if any(parameter.is_meta for parameter in inner.parameters()):
+        raise CheckpointError("the model is on the meta device and has no memory; call model.to_empty(device=...) first")
     if isinstance(source, Mapping):
         origin, found = "the state dict", fit(_state_dict(source), inner)
     else:
@@ -68,17 +72,32 @@ def load_checkpoint(model: nn.Module, source: str | PathLike[str] | Mapping[str,
     left_out = _leave_out(found.state, inner, reset_head)
     problems = misfits(found.state, inner)
     if any(problems):
-        raise CheckpointError(_message(origin, inner, problems, found.resized), problems)
+        raise CheckpointError(_message(origin, inner, problems), problems)
     inner.load_state_dict(found.state, strict=True)
     return Loaded(found.resized, left_out)
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside timm's wrapper for features, DistributedDataParallel, DataParallel or torch.compile."""
+    if isinstance(model, FeatureGetterNet):
+        return unwrapped(model.model)
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        return unwrapped(model.module)
+    compiled = getattr(model, "_orig_mod", None)
+    return unwrapped(compiled) if isinstance(compiled, nn.Module) else model
+
+
 def save_checkpoint(model: nn.Module, path: str | PathLike[str], *, metadata: Mapping[str, str] | None = None) -> None:
-    """Writes the model's parameters as safetensors, with how the model was made; the file appears whole or not at all."""
-    built_from = json.dumps(getattr(model, "built_from", {}), sort_keys=True, default=list)
-    tensors = {key: tensor.detach().contiguous() for key, tensor in model.state_dict().items()}
-    grids = json.dumps(table_grids(model), sort_keys=True)
-    write_safetensors(tensors, path, {"model": built_from, "grids": grids, **(metadata or {})})
+    """Writes the model's parameters as safetensors, with how the model was made; the file appears whole or not at all.
+
+    A model that was pruned for features is written as it is, and the file does not say how it was made.
+    """
+    inner = unwrapped(model)
+    about = {"grids": json.dumps(table_grids(inner), sort_keys=True)}
+    if getattr(inner, "built_from", None) and not getattr(inner, "pruned", False):
+        about["model"] = json.dumps(inner.built_from, sort_keys=True, default=list)
+    tensors = {key: tensor.detach().contiguous() for key, tensor in inner.state_dict().items()}
+    write_safetensors(tensors, path, dict(metadata or {}) | about)
 
 
 def write_safetensors(tensors: Mapping[str, Tensor], path: str | PathLike[str], metadata: Mapping[str, str]) -> None:
@@ -87,7 +106,7 @@ def write_safetensors(tensors: Mapping[str, Tensor], path: str | PathLike[str], 
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
     os.close(handle)
     try:
-        save_file(dict(tensors), temporary, metadata=FORMAT | dict(metadata))
+        save_file(dict(tensors), temporary, metadata=dict(metadata) | FORMAT)
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
@@ -114,8 +133,11 @@ def read_state_dict(path: str | PathLike[str]) -> StateDict:
         if not path.stat().st_size:
             raise CheckpointError(f"{path} is empty; fetch or write it again")
         return _read_safetensors(path) if _is_safetensors(path) else _state_dict(_read_pth(path), str(path))
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}; check the path") from error
+    except CheckpointError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a path with a null byte
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{path} cannot be read: {reason}; check the path") from error
 
 
 def _read_safetensors(path: Path) -> StateDict:
@@ -142,8 +164,11 @@ def _grids(path: str | PathLike[str]) -> dict[str, Grid]:
     """The (height, width) of tables, which our own files tell; {} for others."""
     try:
         grids = json.loads(read_metadata(path).get("grids", "{}"))
-        return {str(name): (int(height), int(width)) for name, (height, width) in grids.items()}
-    except (ValueError, TypeError, AttributeError) as error:
+        found = {str(name): (int(height), int(width)) for name, (height, width) in grids.items()}
+        if not all(side > 0 for grid in found.values() for side in grid):
+            raise ValueError("a side is not positive")
+        return found
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: its list of table sizes makes no sense ({error})") from error
 
 
@@ -168,16 +193,18 @@ def _read_pth(path: Path) -> Any:
 
 def _check_archive(path: Path) -> None:
     """Raises unless the file is a zip archive as torch.save writes it: not compressed, so that it cannot swell."""
-    if not zipfile.is_zipfile(path):
+    try:
+        is_archive = zipfile.is_zipfile(path)
+        if is_archive:
+            with zipfile.ZipFile(path) as archive:
+                entries = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}; fetch or write it again") from error
+    if not is_archive:
         raise CheckpointError(
             f"{path} is neither a safetensors file nor a whole file of torch.save (of torch 1.6 or later); "
             "fetch it again, or save its state dict as safetensors"
         )
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}; fetch or write it again") from error
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise CheckpointError(f"{path} is a compressed archive, which torch.save does not write; it was not loaded")
     if sum(entry.file_size for entry in entries) > path.stat().st_size:
@@ -193,21 +220,28 @@ def _is_safetensors(path: Path) -> bool:
 
 def _state_dict(content: Any, origin: str = "the state dict") -> StateDict:
     """The state dict in what a file holds: the content itself, or what lies under one of the usual keys."""
-    for key in WRAPPERS:
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            return _state_dict(content[key], origin)
+    for _ in range(MOST_WRAPPERS):
+        inside = [content[key] for key in WRAPPERS if isinstance(content, Mapping) and isinstance(content.get(key), Mapping)]
+        content = inside[0] if inside else content
     if not isinstance(content, Mapping) or not content:
         kind = "an empty mapping" if isinstance(content, Mapping) else f"a {type(content).__name__}"
         raise CheckpointError(f"{origin} holds {kind}; a mapping from names to tensors is needed")
-    wrong = [key for key, value in content.items() if not isinstance(key, str) or not isinstance(value, Tensor)]
-    if wrong:
-        raise CheckpointError(
-            f"{origin} holds no state dict: {wrong[0]!r} is a {type(content[wrong[0]]).__name__}, not a tensor; "
-            f"a mapping from names to tensors is needed, bare or under {', '.join(WRAPPERS)}"
-        )
-    # Saved from a model inside DistributedDataParallel.
-    is_wrapped = all(key.startswith("module.") for key in content)
-    return {key.removeprefix("module.") if is_wrapped else key: value for key, value in content.items()}
+    for key, value in content.items():
+        if not isinstance(key, str) or not _is_plain(value):
+            kind = f"a {type(value).__name__}" if not isinstance(value, Tensor) else "a sparse, quantised or meta tensor"
+            raise CheckpointError(
+                f"{origin} holds no state dict: {key!r} is {kind if isinstance(key, str) else 'no name'}; "
+                f"a mapping from names to plain tensors is needed, bare or under {', '.join(WRAPPERS)}"
+            )
+    # Saved from inside DistributedDataParallel, torch.compile or timm's wrapper for features.
+    found = dict(content)
+    while prefix := next((one for one in PREFIXES if all(key.startswith(one) for key in found)), None):
+        found = {key.removeprefix(prefix): value for key, value in found.items()}
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_quantized and not value.is_meta
 
 
 def _leave_out(state: StateDict, model: nn.Module, reset_head: bool) -> list[str]:
@@ -227,7 +261,7 @@ def _leave_out(state: StateDict, model: nn.Module, reset_head: bool) -> list[str
     return changed
 
 
-def _message(origin: str, model: nn.Module, problems: Misfits, resized: list[str]) -> str:
+def _message(origin: str, model: nn.Module, problems: Misfits) -> str:
     name = getattr(model, "built_from", {}).get("name", type(model).__name__)
     lines = [f"{origin} does not fit {name}, and nothing was loaded:"]
     for kind, found in zip(("missing in the file", "unexpected in the file", "different"), problems, strict=True):

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from polaformer.attention import AttentionLayer
 from polaformer.attention.tables import Grid, TokenTable
-from polaformer.backbones.backbone import Backbone, as_grid, check_format, per_stage
+from polaformer.backbones.backbone import Backbone, as_grid, check_format, mean_of_existing, per_stage
 from polaformer.backbones.block import Block, initialise_linear, run_blocks
-from polaformer.backbones.layout import Layout
+from polaformer.backbones.layout import Layout, pad_to_multiple
 from polaformer.backbones.mechanisms import create_attention, mechanism_of_stages
 from polaformer.backbones.parameter_names import translate_deit
 
@@ -35,7 +35,7 @@ class DeiT(Backbone):
     attention_options: further arguments of PolaAttention (conv, gate, polarity, backend, …).
     """
 
-    pools = ("token", "avg", "")
+    pools: tuple[str, ...] = ("token", "avg", "")
 
     def __init__(
         self,
@@ -63,6 +63,8 @@ class DeiT(Backbone):
     ) -> None:
         if global_pool is None:
             global_pool = "token" if class_token else "avg"
+        if not class_token:
+            self.pools = ("avg", "")
         super().__init__(
             img_size=img_size,
             patch_size=patch_size,
@@ -70,17 +72,16 @@ class DeiT(Backbone):
             num_classes=num_classes,
             global_pool=global_pool,
             drop_rate=drop_rate,
+            proj_drop_rate=proj_drop_rate,
             drop_path_rate=drop_path_rate,
         )
-        (dim,), (depth,) = per_stage("dims", dims, 1), per_stage("depths", depths, 1)
-        (heads,), (ratio,) = per_stage("num_heads", num_heads, 1), per_stage("mlp_ratios", mlp_ratios, 1)
-        (reduction,) = per_stage("reductions", reductions, 1)
+        (dim,), (depth,) = per_stage("dims", dims, 1, whole=True), per_stage("depths", depths, 1, whole=True)
+        (heads,), (ratio,) = per_stage("num_heads", num_heads, 1, whole=True), per_stage("mlp_ratios", mlp_ratios, 1)
+        (reduction,) = per_stage("reductions", reductions, 1, whole=True)
         self.attention = mechanism_of_stages(attention, 1)
         self.stride, self.recompute, self.num_prefix_tokens = patch_size, False, int(class_token)
-        if global_pool == "token" and not class_token:
-            raise ValueError("DeiT: global_pool is 'token' but there is no class token; use 'avg', or class_token=True")
         grid = Layout(self.img_size).shrunk(patch_size).grid
-        self.patch_embed = PatchEmbed(None, patch_size, in_chans, dim, dynamic_img_pad=True)
+        self.patch_embed = PatchEmbed(None, patch_size, in_chans, dim, output_fmt="NHWC")
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if class_token else None
         self.pos_embed = TokenTable(grid, dim, self.num_prefix_tokens)
         self.blocks = nn.ModuleList(
@@ -119,9 +120,9 @@ class DeiT(Backbone):
         self.register_load_state_dict_pre_hook(translate_deit)
 
     def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Images (B, C, H, W) to tokens (B, P + N, dim), the class token first."""
+        """Images (B, C, H, W) to tokens (B, P + N, dim), the class token first, zero outside the images."""
         tokens, layout = self._embed(x, mask)
-        return self.norm(run_blocks(self.blocks, tokens, layout, recompute=self.recompute))
+        return self._last(run_blocks(self.blocks, tokens, layout, recompute=self.recompute), layout)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False, mask: Tensor | None = None) -> Tensor:
         """Tokens as `forward_features` gives them, and its mask, to logits; pre_logits: to what is classified."""
@@ -161,7 +162,7 @@ class DeiT(Backbone):
                 image = layout.image(patches)
                 feature = image.contiguous() if output_fmt == "NCHW" else image.flatten(2).mT
                 features.append((feature, prefix) if return_prefix_tokens else feature)
-        return features if intermediates_only else (self.norm(tokens), features)
+        return features if intermediates_only else (self._last(tokens, layout), features)
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
@@ -175,6 +176,7 @@ class DeiT(Backbone):
     def set_input_size(self, img_size: int | Grid) -> None:
         """Makes another size the native one, for good: tables are resized to it."""
         self.img_size = as_grid("img_size", img_size)
+        self._remember(img_size=self.img_size)
         grid = Layout(self.img_size).shrunk(self.stride).grid
         self.pos_embed.resize(grid)
         for module in self.blocks.modules():
@@ -198,17 +200,21 @@ class DeiT(Backbone):
 
     def _embed(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Layout]:
         image, layout = self._enter(x, mask)
-        layout, tokens = layout.shrunk(self.stride), self.patch_embed(image)
+        tokens = self.patch_embed(pad_to_multiple(image, self.stride))  # (B, H, W, dim)
+        layout = layout.shrunk(self.stride, (tokens.shape[1], tokens.shape[2]))
+        tokens = tokens.flatten(1, 2)
         if self.cls_token is not None:
             tokens = torch.cat([self.cls_token.expand(tokens.shape[0], -1, -1).to(tokens.dtype), tokens], dim=1)
         return tokens + self.pos_embed(layout.grid, layout.sizes).to(tokens.dtype), layout
 
+    def _last(self, tokens: Tensor, layout: Layout) -> Tensor:
+        tokens, exists = self.norm(tokens), layout.token_mask(self.num_prefix_tokens)
+        return tokens if exists is None else tokens.masked_fill(~exists[..., None], 0.0)
+
     def _mean_patch(self, patches: Tensor, mask: Tensor | None) -> Tensor:
         if mask is None:
             return patches.mean(dim=1)
-        exists = Layout((mask.shape[1], mask.shape[2]), mask).shrunk(self.stride).token_mask()
-        assert exists is not None
-        return patches.masked_fill(~exists[..., None], 0.0).sum(dim=1) / exists.sum(dim=1, keepdim=True).to(patches.dtype)
+        return mean_of_existing(patches.mT, Layout((mask.shape[1], mask.shape[2]), mask).shrunk(self.stride))
 
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -3,7 +3,7 @@
 # N tokens, C channels
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import isqrt
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ def fit(state: Mapping[str, Any], model: nn.Module, grids: Mapping[str, Grid] | 
     grids: the (height, width) of tables in the state dict by module name; those that are not in it are taken for squares.
     """
     found = translated(state, model)
-    return Fit(found, _resize_tables(found, model, grids or {}))
+    return Fit(found, _resize_tables(found, model, grids or {}, ours=state.keys()))
 
 
 def fit_state_dict(state: StateDict, model: nn.Module) -> StateDict:
@@ -81,8 +81,12 @@ def translated(state: Mapping[str, Any], model: nn.Module) -> StateDict:
     return found
 
 
-def _resize_tables(state: StateDict, model: nn.Module, grids: Mapping[str, Grid]) -> list[str]:
-    """Resizes the tables in `state` whose size is not the model's; returns what it did."""
+def _resize_tables(state: StateDict, model: nn.Module, grids: Mapping[str, Grid], *, ours: Collection[str]) -> list[str]:
+    """Resizes the tables in `state` whose size is not the model's; returns what it did.
+
+    A table under a published name is a square if it can be. One under our own name (`ours`) with as many rows as the model's
+    is taken for the same.
+    """
     done = []
     for name, module in model.named_modules():
         if isinstance(module, TokenTable):
@@ -95,7 +99,9 @@ def _resize_tables(state: StateDict, model: nn.Module, grids: Mapping[str, Grid]
         rows = state.get(key)
         if not isinstance(rows, Tensor) or rows.ndim != 2 or rows.shape[1] != wanted.shape[1]:
             continue
-        old = grids.get(name) or (new if len(rows) == len(wanted) else _square(len(rows) - prefix))
+        is_same = len(rows) == len(wanted)
+        old = grids.get(name) or (new if is_same and key in ours else _square(len(rows) - prefix))
+        old = new if old is None and is_same else old
         if old is not None and old != new and len(rows) == prefix + old[0] * old[1]:
             state[key] = torch.cat([rows[:prefix], resize_rows(rows[prefix:], old, new, mode)])
             done.append(f"{key}: {old[0]}×{old[1]} → {new[0]}×{new[1]}")

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polaformer.attention.tables import Grid
+from polaformer.ops.windows import missing
 
 
 class Layout(NamedTuple):
@@ -26,9 +27,12 @@ class Layout(NamedTuple):
     exists: Tensor | None = None
     sizes: tuple[Grid, ...] | None = None
 
-    def shrunk(self, stride: int) -> "Layout":
-        """The layout of cells of stride × stride of these tokens, the last ones padded."""
-        grid, exists, sizes = _cells(self.grid, stride), self.exists, self.sizes
+    def shrunk(self, stride: int, grid: Grid | None = None) -> "Layout":
+        """The layout of cells of stride × stride of these tokens, the last ones padded.
+
+        grid: the same (height, width), where it can be read from a tensor; compilers then have nothing to prove.
+        """
+        grid, exists, sizes = grid or _cells(self.grid, stride), self.exists, self.sizes
         if exists is not None and stride > 1:
             exists = F.max_pool2d(exists[:, None].float(), stride, ceil_mode=True)[:, 0] > 0
         return Layout(grid, exists, None if sizes is None else tuple(_cells(size, stride) for size in sizes))
@@ -46,16 +50,25 @@ class Layout(NamedTuple):
         return image if self.exists is None else image.masked_fill(~self.exists[:, None], 0.0)
 
 
-def pixel_layout(name: str, image: Any, mask: Any, in_chans: int) -> Layout:
+def pad_to_multiple(image: Tensor, side: int) -> Tensor:
+    """(B, C, H, W) with zeros below and on the right, so that squares of that side fill it."""
+    below, right = missing(image.shape[2], side), missing(image.shape[3], side)
+    return F.pad(image, (0, right, 0, below)) if below or right else image
+
+
+def pixel_layout(name: str, image: Any, mask: Any, in_chans: int, like: Tensor) -> Layout:
     """The layout of the pixels of images (B, C, H, W) under a mask (B, H, W), True where the pixel belongs to the image.
 
-    Raises for anything else. Sizes are read from the mask, which on a GPU waits for it; without a mask nothing is read.
+    Raises for anything else, and for images that are not in the dtype of `like`, a parameter. Sizes are read from the mask,
+    which on a GPU waits for it; without a mask nothing is read.
     """
     if not isinstance(image, Tensor) or image.ndim != 4 or image.shape[1] != in_chans:
         given = f"has shape {tuple(image.shape)}" if isinstance(image, Tensor) else f"is a {type(image).__name__}"
         raise ValueError(f"{name}: x {given}; give a tensor of images, (batch, {in_chans}, height, width)")
     if not image.is_floating_point():
         raise TypeError(f"{name}: x has dtype {image.dtype}; give floating-point images, normalised as the model was trained")
+    if image.dtype != like.dtype and not torch.is_autocast_enabled(image.device.type):
+        raise TypeError(f"{name}: x has dtype {image.dtype} but the model {like.dtype}; convert one, or use autocast")
     grid = image.shape[2], image.shape[3]
     if 0 in grid:
         raise ValueError(f"{name}: x has shape {tuple(image.shape)}; give images of at least one pixel")
@@ -82,4 +95,4 @@ def _extents(name: str, mask: Tensor) -> tuple[Grid, ...]:
 
 
 def _cells(size: Grid, stride: int) -> Grid:
-    return -(-size[0] // stride), -(-size[1] // stride)
+    return (size[0] + stride - 1) // stride, (size[1] + stride - 1) // stride

@@ -2,9 +2,11 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 from polaformer.attention import AttentionLayer, PolaAttention, create, names
+from polaformer.attention.checks import check_kernel
 from polaformer.attention.tables import Grid
 
 LETTERS = {"L": "pola", "S": "softmax"}  # the authors' letters for a stage: linear, softmax
@@ -21,6 +23,8 @@ def mechanism_of_stages(attention: str | Sequence[str], num_stages: int) -> tupl
         f"give one of {', '.join(names())} for all stages, {num_stages} of them with commas between, "
         f"or {num_stages} of the letters L (pola) and S (softmax)"
     )
+    if not isinstance(attention, str | Sequence):
+        raise ValueError(f"attention is {attention!r}; {allowed}")
     if isinstance(attention, str):
         is_letters = len(attention) == num_stages and set(attention) <= set(LETTERS)
         parts = [LETTERS[letter] for letter in attention] if is_letters else [part.strip() for part in attention.split(",")]
@@ -61,16 +65,22 @@ def create_attention(
         "qkv_bias": qkv_bias,
         "proj_drop": proj_drop,
     }
+    _check_options(alpha, kernel_size, options)
     if mechanism == "pola":
-        _check_options(options)
         pola = {"alpha": alpha, "kernel_size": kernel_size, "eps": PUBLISHED_EPS, "key_positions": grid} | dict(options or {})
         return PolaAttention(dim, num_heads, **(shared | pola))
     core = create(mechanism, num_heads=num_heads, head_dim=dim // num_heads)
     return AttentionLayer(dim, num_heads, core, **shared)
 
 
-def _check_options(options: Mapping[str, Any] | None) -> None:
+def _check_options(alpha: Any, kernel_size: Any, options: Any) -> None:
+    """Raises for settings that no pola layer takes, also where there is none: a mistake should not wait for the next model."""
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < inf:
+        raise ValueError(f"alpha is {alpha!r}; give a positive number (4 in the authors' models)")
+    check_kernel(kernel_size)
+    if options is not None and not isinstance(options, Mapping):
+        raise TypeError(f"attention_options is a {type(options).__name__}; give a mapping from arguments of PolaAttention")
     known = [name for name in inspect.signature(PolaAttention).parameters if name not in ("dim", "num_heads")]
     unknown = [name for name in options or {} if name not in known]
     if unknown:
-        raise TypeError(f"attention_options holds {', '.join(unknown)}; PolaAttention takes {', '.join(known)}")
+        raise TypeError(f"attention_options holds {', '.join(map(str, unknown))}; PolaAttention takes {', '.join(known)}")

@@ -66,7 +66,7 @@ def _rename(state: StateDict, prefix: str, rules: Rules) -> None:
         for pattern, replacement in rules:
             name = re.sub(pattern, replacement, name)
         name = re.sub(r"<(\d+)>", lambda match: str(int(match[1]) - 1), name)  # stages are counted from 0 here
-        if name != key[len(prefix) :]:
+        if name != key[len(prefix) :] and prefix + name not in state:
             state[prefix + name] = _as_rows(state.pop(key), name)
 
 

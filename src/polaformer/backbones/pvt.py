@@ -14,9 +14,9 @@ from timm.layers import PatchEmbed, calculate_drop_path_rates
 from torch import Tensor, nn
 
 from polaformer.attention.tables import Grid, TokenTable
-from polaformer.backbones.backbone import Backbone, Stage, per_stage
+from polaformer.backbones.backbone import Backbone, Stage, check_dims, per_stage
 from polaformer.backbones.block import Block, initialise_linear, run_blocks
-from polaformer.backbones.layout import Layout
+from polaformer.backbones.layout import Layout, pad_to_multiple
 from polaformer.backbones.mechanisms import create_attention, mechanism_of_stages
 from polaformer.backbones.parameter_names import translate_pvt
 
@@ -28,14 +28,15 @@ class PVTStage(Stage):
 
     def __init__(self, in_chans: int, dim: int, stride: int, grid: Grid, blocks: Sequence[Block]) -> None:
         super().__init__(dim, stride, blocks)
-        self.patch_embed = PatchEmbed(None, stride, in_chans, dim, norm_layer=nn.LayerNorm, dynamic_img_pad=True)
+        self.patch_embed = PatchEmbed(None, stride, in_chans, dim, norm_layer=nn.LayerNorm, output_fmt="NHWC")
         self.pos_embed = TokenTable(grid, dim, mode="bilinear")
         nn.init.trunc_normal_(self.pos_embed.rows, std=0.02)
 
     def forward(self, image: Tensor, layout: Layout) -> tuple[Tensor, Layout]:
         """Image (B, C, H, W) to tokens (B, N, dim)."""
-        layout = layout.shrunk(self.stride)
-        x = self.patch_embed(image)
+        x = self.patch_embed(pad_to_multiple(image, self.stride))  # (B, H, W, dim)
+        layout = layout.shrunk(self.stride, (x.shape[1], x.shape[2]))
+        x = x.flatten(1, 2)
         x = x + self.pos_embed(layout.grid, layout.sizes).to(x.dtype)
         return run_blocks(self.blocks, x, layout, recompute=self.recompute), layout
 
@@ -86,10 +87,13 @@ class PVT(Backbone):
             num_classes=num_classes,
             global_pool=global_pool,
             drop_rate=drop_rate,
+            proj_drop_rate=proj_drop_rate,
             drop_path_rate=drop_path_rate,
         )
+        dims = check_dims(dims)
         num_stages = len(dims)
-        depths, num_heads = per_stage("depths", depths, num_stages), per_stage("num_heads", num_heads, num_stages)
+        depths = per_stage("depths", depths, num_stages, whole=True)
+        num_heads = per_stage("num_heads", num_heads, num_stages, whole=True)
         mlp_ratios = per_stage("mlp_ratios", mlp_ratios, num_stages)
         self.attention = mechanism_of_stages(attention, num_stages)
         ratios = reductions_of_stages(reductions, self.attention)
@@ -143,7 +147,7 @@ class UnusedNorm(nn.LayerNorm):
 def reductions_of_stages(reductions: int | Sequence[int] | None, attention: Sequence[str]) -> tuple[int, ...]:
     """The reduction of keys in each stage: as given, or 1 for linear attention and PVT's for softmax."""
     if reductions is not None:
-        return per_stage("reductions", reductions, len(attention))
+        return per_stage("reductions", reductions, len(attention), whole=True)
     # 8, 4, 2, 1 for four stages: the last sees every token, each one before it half of what the next sees on a side.
     return tuple(2 ** (len(attention) - 1 - i) if name == "softmax" else 1 for i, name in enumerate(attention))
 

@@ -29,8 +29,8 @@ class OverlappingPatches(nn.Module):
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, image: Tensor) -> Tensor:
-        """(B, C, H, W) to tokens (B, N, dim)."""
-        return self.norm(self.proj(image).flatten(2).mT)
+        """(B, C, H, W) to tokens (B, H', W', dim)."""
+        return self.norm(self.proj(image).permute(0, 2, 3, 1))
 
 
 class ConvolutionalMlp(nn.Module):
@@ -75,8 +75,9 @@ class PVTv2Stage(Stage):
 
     def forward(self, image: Tensor, layout: Layout) -> tuple[Tensor, Layout]:
         """Image (B, C, H, W) to tokens (B, N, dim)."""
-        layout = layout.shrunk(self.stride)
-        x = run_blocks(self.blocks, self.patch_embed(image), layout, recompute=self.recompute)
+        x = self.patch_embed(image)
+        layout = layout.shrunk(self.stride, (x.shape[1], x.shape[2]))
+        x = run_blocks(self.blocks, x.flatten(1, 2), layout, recompute=self.recompute)
         return self.norm(x), layout
 
 

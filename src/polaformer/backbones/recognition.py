@@ -25,9 +25,13 @@ def model_of_file(path: str | PathLike[str], state: Mapping[str, Any]) -> dict[s
         arguments = json.loads(text)
         _check_plausible(arguments, state)
         with torch.device("meta"):
-            create_model(**arguments)
-    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+            model = create_model(**arguments)
+    except (ValueError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: what it says of its model makes no sense ({text[:80]!r})") from error
+    # Before any memory is given to a model of the size that the file claims.
+    problems = misfits(fit(state, model).state, model)
+    if any(problems):
+        raise CheckpointError(f"{path} is damaged: its parameters are not those of the model that it names", problems)
     return arguments
 
 
@@ -35,8 +39,10 @@ def _check_plausible(arguments: dict[str, Any], state: Mapping[str, Any]) -> Non
     """Raises for numbers that are larger than the whole file, so that no file can keep us busy building a model."""
     sizes = [arguments.get("num_classes", 0), *_flat(arguments.get("dims", 0)), *_flat(arguments.get("img_size", 0))]
     largest = sum(tensor.numel() for tensor in state.values())
-    if sum(_flat(arguments.get("depths", 0))) > len(state) or max(sizes) > largest or "checkpoint" in arguments:
+    if sum(_flat(arguments.get("depths", 0))) > len(state) or max(sizes) > largest:
         raise ValueError("the model would be larger than its file")
+    if {"checkpoint", "features_only", "out_indices"} & arguments.keys():
+        raise ValueError("these are no arguments of a model")
 
 
 def _flat(value: Any) -> list[int]:
@@ -46,7 +52,8 @@ def _flat(value: Any) -> list[int]:
 def recognise(state: Mapping[str, Any]) -> dict[str, Any] | None:
     """The arguments of `create_model` for the model that the state dict fits exactly, or None if there is no such model."""
     num_classes = num_classes_of(state)
-    for name in MODELS:
+    num_blocks = sum(key.endswith(".norm1.weight") for key in state)
+    for name in (name for name, variant in MODELS.items() if variant.num_blocks == num_blocks):
         with torch.device("meta"):
             model = create_model(name, num_classes=num_classes)
         assert isinstance(model, Backbone)
@@ -58,5 +65,5 @@ def recognise(state: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def num_classes_of(state: Mapping[str, Any]) -> int:
     """How many classes the classifier of a state dict has; 0 if it has none."""
-    heads = [state[key] for key in _CLASSIFIERS if isinstance(state.get(key), Tensor)]
+    heads = [state[key] for key in _CLASSIFIERS if isinstance(state.get(key), Tensor) and state[key].ndim == 2]
     return len(heads[0]) if heads else 0

@@ -5,22 +5,33 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatch
 from os import PathLike
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs
-from torch import nn
+from timm.models._features import FeatureGetterNet
+from torch import Tensor, nn
 
 from polaformer.attention.tables import Grid
 from polaformer.backbones import deit, pvt, pvt_v2, swin
-from polaformer.backbones.backbone import Backbone, as_grid, per_stage
-from polaformer.backbones.checkpoints import load_checkpoint
+from polaformer.backbones.backbone import Backbone, as_grid, check_dims, per_stage
+from polaformer.backbones.checkpoints import CheckpointError, load_checkpoint, unwrapped
 from polaformer.backbones.deit import DeiT
 from polaformer.backbones.fitting import fit_state_dict
 from polaformer.backbones.mechanisms import mechanism_of_stages
 from polaformer.backbones.pvt import PVT
 from polaformer.backbones.pvt_v2 import PVTv2
 from polaformer.backbones.swin import Swin
+
+
+class Features(FeatureGetterNet):
+    """timm's wrapper for features, which also takes a pixel mask."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> list[Tensor]:
+        """Images (B, C, H, W) to the features of the chosen stages."""
+        chosen = {"indices": self.out_indices, "norm": self.norm, "output_fmt": self.output_fmt}
+        return self.model.forward_intermediates(x, intermediates_only=True, mask=mask, **chosen)
 
 
 class Variant(NamedTuple):
@@ -33,6 +44,12 @@ class Variant(NamedTuple):
     def img_size(self) -> int:
         """The native size in pixels."""
         return self.options.get("img_size", 224)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of all stages."""
+        depths = self.options.get("depths", 12)
+        return depths if isinstance(depths, int) else sum(depths)
 
     def attention(self) -> tuple[str, ...]:
         """The mechanism of each stage."""
@@ -86,6 +103,8 @@ def create_model(
     given = {"img_size": img_size, "attention": attention, "drop_path_rate": drop_path_rate}
     options |= {key: value for key, value in given.items() if value is not None}
     _check_options(name, options)
+    if checkpoint is not None and not Path(checkpoint).exists():
+        raise CheckpointError(f"there is no checkpoint {checkpoint}; check the path")
     model = build(name, num_classes=num_classes, in_chans=in_chans, **options)
     if checkpoint is not None:
         load_checkpoint(model, checkpoint)
@@ -99,10 +118,10 @@ def build(name: str, *, pretrained: bool = False, **options: Any) -> nn.Module:
     overlay = dict(arguments.pop("pretrained_cfg_overlay", None) or {})
     size = as_grid("img_size", arguments.get("img_size", variant.img_size))
     # Of plain transformers the last three blocks, as timm has it; of a hierarchy every stage.
-    is_plain = variant.family is DeiT
-    num_features = (
-        min(3, *per_stage("depths", arguments.get("depths", 12), 1)) if is_plain else len(arguments.get("dims", range(4)))
-    )
+    if variant.family is DeiT:
+        num_features = min(3, *per_stage("depths", arguments.get("depths", 12), 1, whole=True))
+    else:
+        num_features = len(check_dims(arguments.get("dims", (1,) * 4)))
     model = build_model_with_cfg(
         variant.family,
         name,
@@ -110,11 +129,12 @@ def build(name: str, *, pretrained: bool = False, **options: Any) -> nn.Module:
         pretrained_cfg_overlay={"input_size": (arguments.get("in_chans", 3), *size)} | overlay,
         pretrained_filter_fn=fit_state_dict,
         # timm's choice for plain transformers is the last three blocks; of a hierarchy, every stage.
-        feature_cfg={"out_indices": num_features, "feature_cls": "getter"},
+        feature_cfg={"out_indices": num_features, "feature_cls": Features},
         **arguments,
     )
-    inner = model if isinstance(model, Backbone) else model.model
+    inner = cast(Backbone, unwrapped(model))
     inner.built_from = {"name": name} | {key: value for key, value in arguments.items() if key not in _WRAPPING}
+    inner.built_from |= {"num_classes": inner.num_classes, "in_chans": inner.in_chans}
     return model
 
 
@@ -153,6 +173,10 @@ def _check_options(name: str, options: dict[str, Any]) -> None:
     family = PVT if MODELS[name].family is PVTv2 else MODELS[name].family  # PVTv2 takes what PVT takes
     known = [*inspect.signature(family).parameters, *_WRAPPING[:2]]
     unknown = [option for option in options if option not in known]
+    if not isinstance(options.get("features_only", False), bool):
+        raise TypeError(f"create_model: features_only is {options['features_only']!r}; give True or False")
+    if "out_indices" in options and not options.get("features_only"):
+        raise TypeError("create_model: out_indices chooses features; give features_only=True too")
     if unknown:
         near = get_close_matches(unknown[0], known, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""

@@ -11,13 +11,12 @@ from typing import Any
 
 from timm.layers import PatchEmbed, calculate_drop_path_rates
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from polaformer.attention import AttentionLayer, WindowAttention
 from polaformer.attention.tables import Grid
-from polaformer.backbones.backbone import Backbone, Stage, per_stage
+from polaformer.backbones.backbone import Backbone, Stage, check_dims, per_stage
 from polaformer.backbones.block import Block, initialise_linear, run_blocks
-from polaformer.backbones.layout import Layout
+from polaformer.backbones.layout import Layout, pad_to_multiple
 from polaformer.backbones.mechanisms import create_attention, mechanism_of_stages
 from polaformer.backbones.parameter_names import translate_swin
 
@@ -33,11 +32,10 @@ class PatchMerging(nn.Module):
         self.reduction = nn.Linear(4 * in_chans, dim, bias=False)
 
     def forward(self, image: Tensor) -> Tensor:
-        """(B, C, H, W), padded with zeros to even sides, to tokens (B, N, dim)."""
-        image = F.pad(image, (0, image.shape[3] % 2, 0, image.shape[2] % 2))
+        """(B, C, H, W), with even sides, to tokens (B, H', W', dim)."""
         squares = image.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))  # (B, C, H/2, row, W/2, column)
         # The published order of channels: column before row.
-        tokens = squares.permute(0, 2, 4, 5, 3, 1).flatten(3).flatten(1, 2)  # (B, N, 4C)
+        tokens = squares.permute(0, 2, 4, 5, 3, 1).flatten(3)  # (B, H', W', 4C)
         return self.reduction(self.norm(tokens))
 
 
@@ -47,15 +45,16 @@ class SwinStage(Stage):
     def __init__(self, in_chans: int, dim: int, stride: int, blocks: Sequence[Block], *, first: bool) -> None:
         super().__init__(dim, stride, blocks)
         self.patch_embed = (
-            PatchEmbed(None, stride, in_chans, dim, norm_layer=partial(nn.LayerNorm, eps=NORM_EPS), dynamic_img_pad=True)
+            PatchEmbed(None, stride, in_chans, dim, norm_layer=partial(nn.LayerNorm, eps=NORM_EPS), output_fmt="NHWC")
             if first
             else PatchMerging(in_chans, dim)
         )
 
     def forward(self, image: Tensor, layout: Layout) -> tuple[Tensor, Layout]:
         """Image (B, C, H, W) to tokens (B, N, dim)."""
-        layout = layout.shrunk(self.stride)
-        return run_blocks(self.blocks, self.patch_embed(image), layout, recompute=self.recompute), layout
+        x = self.patch_embed(pad_to_multiple(image, self.stride))  # (B, H, W, dim)
+        layout = layout.shrunk(self.stride, (x.shape[1], x.shape[2]))
+        return run_blocks(self.blocks, x.flatten(1, 2), layout, recompute=self.recompute), layout
 
 
 class Swin(Backbone):
@@ -96,11 +95,15 @@ class Swin(Backbone):
             num_classes=num_classes,
             global_pool=global_pool,
             drop_rate=drop_rate,
+            proj_drop_rate=proj_drop_rate,
             drop_path_rate=drop_path_rate,
         )
+        dims = check_dims(dims)
         num_stages = len(dims)
-        depths, num_heads = per_stage("depths", depths, num_stages), per_stage("num_heads", num_heads, num_stages)
-        mlp_ratios, windows = per_stage("mlp_ratios", mlp_ratios, num_stages), per_stage("windows", windows, num_stages)
+        depths = per_stage("depths", depths, num_stages, whole=True)
+        num_heads = per_stage("num_heads", num_heads, num_stages, whole=True)
+        mlp_ratios = per_stage("mlp_ratios", mlp_ratios, num_stages)
+        windows = per_stage("windows", windows, num_stages, whole=True)
         self.attention = mechanism_of_stages(attention, num_stages)
         drop_paths = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
         layout, stages = Layout(self.img_size), []

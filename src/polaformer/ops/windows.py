@@ -11,9 +11,15 @@ Grid = tuple[int, int]
 APART = -100.0  # added to the score of two tokens that are neighbours by the shift alone; the value that Swin published
 
 
+def missing(length: int, side: int) -> int:
+    """What is missing to the next multiple of a side; written so that compilers can follow it with symbols for lengths."""
+    rest = length % side
+    return side - rest if rest else 0
+
+
 def pad_to_windows(image: Tensor, window: int) -> Tensor:
     """(B, H, W, C) with zeros below and on the right, so that windows fill it."""
-    below, right = -image.shape[1] % window, -image.shape[2] % window
+    below, right = missing(image.shape[1], window), missing(image.shape[2], window)
     return F.pad(image, (0, 0, 0, right, 0, below)) if below or right else image
 
 
