@@ -95,7 +95,7 @@ def save_checkpoint(model: nn.Module, path: str | PathLike[str], *, metadata: Ma
     inner = unwrapped(model)
     about = {"grids": json.dumps(table_grids(inner), sort_keys=True)}
     if getattr(inner, "built_from", None) and not getattr(inner, "pruned", False):
-        about["model"] = json.dumps(inner.built_from, sort_keys=True, default=list)
+        about["model"] = json.dumps(inner.built_from, sort_keys=True, default=_as_json)
     tensors = {key: tensor.detach().contiguous() for key, tensor in inner.state_dict().items()}
     write_safetensors(tensors, path, dict(metadata or {}) | about)
 
@@ -273,6 +273,10 @@ def _message(origin: str, model: nn.Module, problems: Misfits) -> str:
     if problems.missing or problems.unexpected:
         lines.append("Another model? `polaformer convert FILE OUT.safetensors` finds out which one a file is for.")
     return "\n".join(lines)
+
+
+def _as_json(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else list(value)
 
 
 def _umask() -> int:

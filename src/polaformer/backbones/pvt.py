@@ -124,8 +124,12 @@ class PVT(Backbone):
             stages.append(self.stage_type(dims[i - 1] if i else in_chans, dim, stride, layout.grid, blocks))
         self.norm = self.last_norm(dims[-1])
         self.finish(stages, feature_norms=feature_norms, norm_eps=NORM_EPS)
-        self.apply(initialise_linear)
+        self.initialise()
         self.register_load_state_dict_pre_hook(translate_pvt)
+
+    def initialise(self) -> None:
+        """Initial values as published."""
+        self.apply(initialise_linear)
 
     def last_norm(self, dim: int) -> nn.Module:
         """What the published models call their norm."""

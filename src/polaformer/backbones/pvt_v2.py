@@ -86,8 +86,9 @@ class PVTv2(PVT):
 
     block_type, stage_type = PVTv2Block, PVTv2Stage
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def initialise(self) -> None:
+        """Initial values as published."""
+        super().initialise()
         self.apply(initialise_convolution)
 
     def last_norm(self, dim: int) -> nn.Module:

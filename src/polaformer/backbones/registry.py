@@ -51,6 +51,7 @@ class Variant(NamedTuple):
         depths = self.options.get("depths", 12)
         return depths if isinstance(depths, int) else sum(depths)
 
+    @property
     def attention(self) -> tuple[str, ...]:
         """The mechanism of each stage."""
         return mechanism_of_stages(self.options["attention"], 1 if self.family is DeiT else 4)
@@ -128,7 +129,6 @@ def build(name: str, *, pretrained: bool = False, **options: Any) -> nn.Module:
         pretrained,
         pretrained_cfg_overlay={"input_size": (arguments.get("in_chans", 3), *size)} | overlay,
         pretrained_filter_fn=fit_state_dict,
-        # timm's choice for plain transformers is the last three blocks; of a hierarchy, every stage.
         feature_cfg={"out_indices": num_features, "feature_cls": Features},
         **arguments,
     )
@@ -170,8 +170,7 @@ def check_name(name: str) -> None:
 
 
 def _check_options(name: str, options: dict[str, Any]) -> None:
-    family = PVT if MODELS[name].family is PVTv2 else MODELS[name].family  # PVTv2 takes what PVT takes
-    known = [*inspect.signature(family).parameters, *_WRAPPING[:2]]
+    known = [*inspect.signature(MODELS[name].family).parameters, *_WRAPPING[:2]]
     unknown = [option for option in options if option not in known]
     if not isinstance(options.get("features_only", False), bool):
         raise TypeError(f"create_model: features_only is {options['features_only']!r}; give True or False")

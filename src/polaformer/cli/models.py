@@ -60,7 +60,7 @@ def _record(name: str, counts: "Counts") -> dict[str, Any]:
     from polaformer.backbones.registry import MODELS
 
     row = ROWS.get(name)
-    record: dict[str, Any] = {"name": name, "img_size": MODELS[name].img_size, "attention": list(MODELS[name].attention())}
+    record: dict[str, Any] = {"name": name, "img_size": MODELS[name].img_size, "attention": list(MODELS[name].attention)}
     record |= counts._asdict()
     if row is not None:
         params, flops = is_reproduced(name, counts)
@@ -93,7 +93,7 @@ def _show(found: "dict[str, Counts]") -> None:
         table.add_row(
             name,
             str(MODELS[name].img_size),
-            _letters(MODELS[name].attention()),
+            _letters(MODELS[name].attention),
             f"{counts.params / 1e6:.2f}",
             f"{counts.macs / 1e9:.2f}",
             f"{counts.paper_params / 1e6:.2f} / {counts.paper_macs / 1e9:.2f}",
