@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 import polaformer
 from models import SMALL, images, small
 from polaformer import CheckpointError, load_checkpoint, save_checkpoint
+from polaformer.attention.tables import TokenTable
 from polaformer.backbones.checkpoints import read_metadata, read_state_dict
 from polaformer.backbones.recognition import model_of_file, recognise
 from published import published_state_dict
@@ -124,6 +125,11 @@ def test_timm_loads_a_file_into_a_feature_backbone(name, ending, tmp_path):
     assert torch.equal(whole(x), model(x))
     expected = model.forward_intermediates(x, indices=list(features.out_indices), intermediates_only=True)
     assert all(torch.equal(a, b) for a, b in zip(features(x), expected, strict=True))
+    # At another size tables are resized, which names alone would not do.
+    larger = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **options | {"img_size": 96}).eval()
+    tables = [module for module in larger.modules() if isinstance(module, TokenTable)]
+    assert all(len(table.rows) == table.num_prefix_tokens + table.size[0] * table.size[1] for table in tables)
+    assert larger(images(1, 96, 96)).shape == (1, 1000)
 
 
 def test_derived_buffers_are_neither_needed_nor_used():

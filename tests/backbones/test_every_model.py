@@ -7,6 +7,8 @@ from torch import nn
 
 import polaformer
 from models import images
+from polaformer.backbones.registry import MODELS
+from polaformer.backbones.timm_models import register_all
 
 NAMES = polaformer.list_models()
 ODD_SIZES = [(200, 312), (97, 61), (33, 130)]
@@ -105,3 +107,10 @@ def test_no_name_of_ours_hides_one_of_timms():
     assert before
     assert not before & set(NAMES)
     assert set(NAMES) <= set(timm.list_models())
+
+
+def test_a_name_that_timm_has_stays_timms(monkeypatch):
+    theirs = timm.models.model_entrypoint("resnet18")
+    monkeypatch.setitem(MODELS, "resnet18", MODELS["pola_pvt_tiny"])
+    register_all()
+    assert timm.models.model_entrypoint("resnet18") is theirs

@@ -2,9 +2,12 @@
 
 import inspect
 
+import PIL.Image
 import pytest
 import timm
 import torch
+from timm.layers import DropPath
+from timm.models import group_parameters
 from timm.optim import create_optimizer_v2
 from torch.nn import functional as F
 from torch.nn.parameter import Parameter
@@ -12,6 +15,9 @@ from torch.nn.parameter import Parameter
 import polaformer
 from models import SMALL, images, small
 from polaformer.attention import AttentionLayer, PolaAttention, WindowAttention
+from polaformer.attention.tables import TokenTable
+from polaformer.backbones.block import Block
+from polaformer.backbones.layout import Layout
 from polaformer.backbones.mechanisms import mechanism_of_stages
 
 FAMILIES = ["pola_deit_tiny", "pola_pvt_tiny", "pola_pvt_v2_b0", "pola_swin_tiny"]
@@ -88,6 +94,9 @@ def test_the_variants_numbers_can_be_overridden():
     ablated = small("pola_deit_tiny", attention_options={"gate": None, "conv": None, "polarity": "same"})
     assert ablated.blocks[0].attn.gate is None
     assert ablated.blocks[0].attn.core.polarity == "same"
+    linear = small("pola_pvt_tiny", attention="linear,softmax,linear,softmax")
+    ratios = [stage.blocks[0].attn.key_reduction and stage.blocks[0].attn.key_reduction.ratio for stage in linear.stages]
+    assert ratios == [None, 4, None, None]
     three = small("softmax_pvt_tiny", dims=(8, 12, 16), depths=(1, 1, 1), num_heads=2)
     assert [stage.blocks[0].attn.key_reduction is not None for stage in three.stages] == [True, True, False]
     assert three(images()).shape == (2, 5)
@@ -207,7 +216,7 @@ def test_at_the_native_size_nothing_is_resized_padded_or_masked(name, monkeypatc
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_set_input_size_equals_resizing_at_run_time(name):
+def test_set_input_size_equals_resizing_at_run_time(name, monkeypatch):
     model, x = small(name).double(), images(1, 88, 104, dtype=torch.float64)
     expected = model(x)
     native = model(images(1, dtype=torch.float64)).shape
@@ -215,8 +224,11 @@ def test_set_input_size_equals_resizing_at_run_time(name):
     assert model.img_size == (88, 104)
     assert torch.allclose(model(x), expected, rtol=1e-12, atol=1e-12)
     assert model(images(1, dtype=torch.float64)).shape == native
-    rows = [module.rows for module in model.modules() if hasattr(module, "rows")]
-    assert all(isinstance(row, Parameter) and row.requires_grad for row in rows)
+    tables = [module for module in model.modules() if isinstance(module, TokenTable)]
+    assert all(isinstance(table.rows, Parameter) and table.rows.requires_grad for table in tables)
+    # Nothing is left to resize at that size.
+    monkeypatch.setattr(F, "interpolate", lambda *_, **__: pytest.fail("something was resized"))
+    assert torch.allclose(model(x), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -300,6 +312,15 @@ def test_masked_pooling_does_not_leave_half_precision(name):
     assert torch.allclose(pooled.float(), torch.full_like(pooled, 60.0).float())
 
 
+def test_pvts_positions_are_resized_bilinearly_and_key_tables_bicubically():
+    model = small("pola_pvt_tiny")
+    stage = model.stages[0]
+    for table, mode in ((stage.pos_embed, "bilinear"), (stage.blocks[0].attn.key_positions, "bicubic")):
+        image = table.rows.T.unflatten(1, (16, 16))[None]
+        expected = F.interpolate(image, size=(20, 13), mode=mode)[0].flatten(1).T
+        assert torch.equal(table((20, 13)), expected)
+
+
 # Verbs of timm.
 
 
@@ -346,6 +367,29 @@ def test_the_final_norm_is_applied_to_the_last_features_if_so_asked():
         assert torch.allclose(last, model.norm(raw.permute(0, 2, 3, 1)).permute(0, 3, 1, 2), atol=1e-6)
 
 
+def test_the_final_norm_is_for_the_last_stage_alone():
+    model, x = small("pola_swin_tiny"), images()
+    normed, raw = (model.forward_intermediates(x, norm=norm, intermediates_only=True) for norm in (True, False))
+    assert [torch.equal(a, b) for a, b in zip(normed, raw, strict=True)] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_stop_early_computes_nothing_beyond_the_last_feature(name):
+    model, calls = small(name), []
+    parts = model.blocks if "deit" in name else model.stages
+    for index, part in enumerate(parts):
+        part.register_forward_hook(lambda *_, index=index: calls.append(index))
+    model.forward_intermediates(images(), indices=[0], stop_early=True, intermediates_only=True)
+    assert calls == [0]
+    model.forward_intermediates(images(), indices=[0], intermediates_only=True)
+    assert calls[1:] == list(range(len(parts)))
+
+
+def test_feature_norms_have_the_familys_epsilon():
+    for name, eps in (("pola_deit_tiny", 1e-6), ("pola_pvt_tiny", 1e-6), ("pola_pvt_v2_b0", 1e-6), ("pola_swin_tiny", 1e-5)):
+        assert {norm.eps for norm in small(name, feature_norms=True).feature_norms} == {eps}
+
+
 def test_tokens_instead_of_images_and_the_class_token_on_request():
     model, x = small("pola_deit_tiny"), images()
     (tokens, prefix), *_ = model.forward_intermediates(x, output_fmt="NLC", return_prefix_tokens=True, intermediates_only=True)
@@ -369,10 +413,9 @@ def test_features_of_a_batch_of_unequal_images(name):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_after_pruning_a_new_classifier_fits_the_last_stage_that_is_left(name):
     model = small(name)
-    if "deit" not in name:
-        with pytest.raises(ValueError, match="the classifier is for the last stage"):
-            model.prune_intermediate_layers([1], prune_head=False)
-    model.prune_intermediate_layers([1], prune_norm=True)
+    with pytest.raises(ValueError, match="the classifier is for the last features"):
+        model.prune_intermediate_layers([0], prune_head=False)
+    model.prune_intermediate_layers([0], prune_norm=True)
     model.reset_classifier(4, "avg")
     assert model(images()).shape == (2, 4)
 
@@ -394,17 +437,33 @@ def test_reset_classifier(name):
     assert model(images()).shape == (2, 3)
     model.reset_classifier(0)
     assert model(images()).shape == (2, model.num_features)
+    model = model.double()
+    model.reset_classifier(4)
+    assert model.head.weight.dtype == torch.float64
+    assert not model.head.training
+    assert model.train().head.training
+    model.eval()
+    model.reset_classifier(0)
+    model = model.float()
     assert model.forward_head(model.forward_features(images()), pre_logits=True).shape == (2, model.num_features)
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_gradient_checkpointing_gives_the_same_gradients(name):
-    model, x = small(name), images()
+def test_gradient_checkpointing_computes_blocks_again_and_gives_the_same_gradients(name):
+    """Also with random draws inside, and where nothing before the first block is trained."""
+    model, x = small(name, drop_path_rate=0.5), images(4)
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    calls = []
+    for block in blocks:
+        block.register_forward_pre_hook(lambda *_: calls.append(1))
     gradients = []
     for enable in (False, True):
         model.set_grad_checkpointing(enable)
         model.zero_grad()
-        model.train()(x.clone().requires_grad_()).square().sum().backward()
+        calls.clear()
+        torch.manual_seed(3)
+        model.train()(x).square().sum().backward()
+        assert len(calls) == (2 if enable else 1) * len(blocks)
         gradients.append({key: p.grad.clone() for key, p in model.named_parameters() if p.requires_grad})
     assert all(torch.equal(gradients[0][key], gradients[1][key]) for key in gradients[0])
 
@@ -437,6 +496,98 @@ def test_layer_wise_learning_rates_grow_towards_the_head(name):
     assert found == sorted(found)
     assert len(set(found)) == 4
     assert found[-1] == 1.0
+    groups = [group_parameters(model, model.group_matcher(coarse=coarse), reverse=True) for coarse in (False, True)]
+    parts = [len(set(numbers.values())) for numbers in groups]
+    assert parts[0] == parts[1] if "deit" in name else parts[0] > parts[1]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_dropped_branch_leaves_its_sample_as_it_was(name):
+    """Each of the two branches of a block is dropped for a sample, or scaled up by what the others lost."""
+    block = next(module for module in small(name).modules() if isinstance(module, Block))
+    block.drop_path = DropPath(0.5)
+    grid = (8, 8)
+    x = torch.randn(64, 64 + block.attn.num_prefix_tokens, block.attn.dim)
+    whole = block.eval()(x, Layout(grid)) - x
+    attended = block.attn(block.norm1(x), grid)
+    kept_both = torch.stack([block.train()(x, Layout(grid)) - x for _ in range(3)]).detach()
+    same = [torch.isclose(one, torch.zeros(()), atol=1e-6).all(dim=(1, 2)) for one in kept_both]
+    assert any(0 < rows.sum() < 32 for rows in same)  # a quarter on average: both branches dropped
+    only_attention = [torch.isclose(one, 2 * attended, rtol=1e-4, atol=1e-4).all(dim=(1, 2)).sum() for one in kept_both]
+    assert any(0 < count < 32 for count in only_attention)
+    assert not torch.allclose(whole, attended)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_rate_and_the_bias_reach_the_modules_they_name(name):
+    model = small(name, drop_rate=0.1, proj_drop_rate=0.2, qkv_bias=False)
+    assert model.head_drop.p == 0.1
+    for module in model.modules():
+        if isinstance(module, AttentionLayer):
+            assert module.proj_drop.p == 0.2
+            assert module.qkv.bias is None
+        elif isinstance(module, Block):
+            drops = [part.p for part in module.mlp.modules() if isinstance(part, torch.nn.Dropout)]
+            assert drops
+            assert set(drops) == {0.2}
+    features, x = torch.ones(8, model.num_features), images(1)
+    assert not torch.equal(model.train().head_drop(features), features)
+    assert not torch.equal(model(x), model(x))
+
+
+# Embedding dimensions, depths, heads, rates of drop path; from the released configurations, and for DeiT and PVTv2 from the
+# models that the readings are built on.
+VARIANTS = {
+    "deit_tiny": (192, 12, 3, 0.0),
+    "deit_small": (384, 12, 6, 0.1),
+    "deit_base": (768, 12, 12, 0.1),
+    "pvt_tiny": ((64, 128, 320, 512), (2, 2, 2, 2), (1, 2, 5, 8), 0.1),
+    "pvt_small": ((64, 128, 320, 512), (3, 4, 6, 3), (1, 2, 5, 8), 0.1),
+    "pvt_medium": ((64, 128, 320, 512), (3, 4, 18, 3), (1, 2, 5, 8), 0.3),
+    "pvt_large": ((64, 128, 320, 512), (3, 8, 27, 3), (1, 2, 5, 8), 0.3),
+    "pvt_v2_b0": ((32, 64, 160, 256), (2, 2, 2, 2), (1, 2, 5, 8), 0.1),
+    "pvt_v2_b1": ((64, 128, 320, 512), (2, 2, 2, 2), (1, 2, 5, 8), 0.1),
+    "pvt_v2_b2": ((64, 128, 320, 512), (3, 4, 6, 3), (1, 2, 5, 8), 0.1),
+    "pvt_v2_b3": ((64, 128, 320, 512), (3, 4, 18, 3), (1, 2, 5, 8), 0.3),
+    "pvt_v2_b4": ((64, 128, 320, 512), (3, 8, 27, 3), (1, 2, 5, 8), 0.3),
+    "pvt_v2_b5": ((64, 128, 320, 512), (3, 6, 40, 3), (1, 2, 5, 8), 0.3),
+    "swin_tiny": ((96, 192, 384, 768), (2, 2, 6, 2), (3, 6, 12, 24), 0.2),
+    "swin_small": ((96, 192, 384, 768), (2, 2, 18, 2), (3, 6, 12, 24), 0.3),
+    "swin_base": ((128, 256, 512, 1024), (2, 2, 18, 2), (4, 8, 16, 32), 0.5),
+    "swin_tiny_384": ((96, 192, 384, 768), (2, 2, 6, 2), (3, 6, 12, 24), 0.2),
+    "swin_small_384": ((96, 192, 384, 768), (2, 2, 18, 2), (3, 6, 12, 24), 0.3),
+    "swin_base_384": ((128, 256, 512, 1024), (2, 2, 18, 2), (4, 8, 16, 32), 0.5),
+}
+
+
+@pytest.mark.parametrize("name", polaformer.list_models())
+def test_the_numbers_of_every_variant(name):
+    with torch.device("meta"):
+        model = polaformer.create_model(name)
+    stages = [model.blocks] if "deit" in name else [stage.blocks for stage in model.stages]
+    dims, depths, heads, rate = VARIANTS[name.partition("_")[2]]
+    expected = [(dims,), (depths,), (heads,)] if "deit" in name else [dims, depths, heads]
+    found = [[blocks[0].attn.dim for blocks in stages], [len(b) for b in stages], [b[0].attn.num_heads for b in stages]]
+    assert [tuple(one) for one in found] == expected
+    rates = [block.drop_path.drop_prob for blocks in stages for block in blocks]
+    assert rates == pytest.approx([rate * i / (len(rates) - 1) for i in range(len(rates))])
+    windows = {module.window for module in model.modules() if isinstance(module, WindowAttention)}
+    assert windows <= ({12} if name.endswith("384") else {7})
+    assert bool(windows) == ("swin" in name)
+
+
+def test_default_cfg_is_the_authors_evaluation():
+    for name, crop, size in (("pola_swin_tiny", 0.875, 224), ("pola_swin_base_384", 1.0, 384)):
+        with torch.device("meta"):
+            model = polaformer.create_model(name)
+        config = timm.data.resolve_model_data_config(model)
+        assert config["input_size"] == (3, size, size)
+        assert (config["crop_pct"], config["crop_mode"], config["interpolation"]) == (crop, "squash", "bicubic")
+        assert config["mean"] == (0.485, 0.456, 0.406)
+        assert config["std"] == (0.229, 0.224, 0.225)
+        transform = timm.data.create_transform(**config)
+        assert transform(PIL.Image.new("RGB", (500, 300))).shape == (3, size, size)
+    assert small("pola_pvt_tiny", img_size=(64, 96)).default_cfg["input_size"] == (3, 64, 96)
 
 
 def test_drop_path_grows_linearly_over_all_blocks():
@@ -459,8 +610,14 @@ def test_initial_values_as_published():
                 assert is_conv or not parameter.any(), key
             elif parameter.ndim == 1 and kind == "weight":
                 assert (parameter == 1).all(), key
-            elif parameter.ndim == 2 and not key.endswith("cls_token"):
+            elif parameter.ndim == 2 or key.endswith("cls_token"):
                 assert parameter.std().item() == pytest.approx(0.02, rel=0.15), key
+        if "v2" not in name:  # convolutions as PyTorch makes them: uniform within the square root of the fan-in's inverse
+            for module in model.modules():
+                if isinstance(module, torch.nn.Conv2d):
+                    bound = module.weight[0].numel() ** -0.5
+                    assert module.weight.abs().max() <= bound
+                    assert module.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.15)
         if "v2" in name:
             proj = model.stages[0].patch_embed.proj
             assert proj.weight.std().item() == pytest.approx((2 / (7 * 7 * 32)) ** 0.5, rel=0.1)

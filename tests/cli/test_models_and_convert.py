@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import polaformer
-from models import SMALL, images, small
+from models import images, small
 from polaformer.backbones.published import EXCEPTIONS, ROWS
 from polaformer.cli.main import main
 from published import published_state_dict
@@ -124,6 +124,8 @@ def test_what_cannot_be_converted_is_one_error_and_writes_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small.pth", "text.pth"]
 
 
-def test_small_models_are_no_variants() -> None:
-    """Guards the tests above: what they call unknown must not become a model of the registry."""
-    assert SMALL["pola_pvt_tiny"]["dims"] == (8, 12, 16, 20)
+def test_a_file_of_another_model_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    torch.save(polaformer.create_model("softmax_deit_tiny", num_classes=2).state_dict(), tmp_path / "deit.pth")
+    code, _, err = run(["convert", tmp_path / "deit.pth", tmp_path / "out.safetensors", "--model", "pola_deit_tiny"], capsys)
+    assert code == 65
+    assert err.rstrip().endswith("The file is a softmax_deit_tiny of 2 classes.")

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from polaformer.attention import WindowAttention
 from polaformer.attention.gate import LinearGate
 from polaformer.backbones import Backbone, create_model
-from polaformer.backbones.published import EXCEPTIONS, ROWS
+from polaformer.backbones.published import ROWS
 from polaformer.backbones.pvt import UnusedNorm
 
 LAYERS = (nn.Linear, nn.Conv2d, nn.LayerNorm, LinearGate)  # whose parameters the paper counts
@@ -68,11 +68,6 @@ def is_reproduced(name: str, counts: Counts) -> tuple[bool, bool]:
         f"{counts.paper_params / 1e6:.{_decimals(row.params)}f}" == row.params,
         f"{counts.paper_macs / 1e9:.{_decimals(row.flops)}f}" == row.flops,
     )
-
-
-def why_not(name: str) -> str | None:
-    """Why the paper's way of counting does not give its row; None if it does, or there is no row."""
-    return EXCEPTIONS.get(name)
 
 
 def _decimals(printed: str) -> int:

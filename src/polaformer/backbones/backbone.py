@@ -3,7 +3,7 @@
 # B batch, C channels, H height, W width, N = H·W tokens
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ class Backbone(nn.Module):
     it has alone. Sizes are read from the mask: under torch.compile every new set of them is compiled anew.
     """
 
+    translate: Callable[..., None]  # renames published parameters in a state dict, in place
     stages: Any  # nn.ModuleList of Stage
     norm: nn.Module
     pools: tuple[str, ...] = ("avg", "")
@@ -70,6 +71,7 @@ class Backbone(nn.Module):
         self.img_size, self.in_chans = as_grid("img_size", img_size), in_chans
         self.num_classes, self.global_pool = num_classes, self._checked_pool(global_pool)
         self.head_drop = nn.Dropout(drop_rate)
+        self.register_load_state_dict_pre_hook(type(self).translate)
         self.feature_norms: nn.ModuleList | None = None
         self.pruned = False
         self.built_from: dict[str, Any] = {}
@@ -138,10 +140,8 @@ class Backbone(nn.Module):
     ) -> list[int]:
         """Drops what the features of these stages do not need; returns the indices counted from the start."""
         take, last = feature_take_indices(len(self.stages), indices)
-        if last + 1 < len(self.stages) and not prune_head:
-            raise ValueError(f"{type(self).__name__}: the classifier is for the last stage; prune it too, or keep that stage")
-        self.stages = self.stages[: last + 1]
         self._prune_rest(take, last, prune_norm, prune_head)
+        self.stages = self.stages[: last + 1]
         return take
 
     def get_classifier(self) -> nn.Module:
@@ -170,7 +170,7 @@ class Backbone(nn.Module):
             stage.set_grid(layout.grid)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Keeps only the inputs of blocks for backward and computes the rest again: less memory, about a third more time."""
+        """Keeps only the inputs of blocks for backward and computes the rest again: less memory, more time."""
         for stage in self.stages:
             stage.recompute = enable
 
@@ -198,6 +198,8 @@ class Backbone(nn.Module):
         return self.norm(tokens) if final and index == len(self.stages) - 1 else tokens
 
     def _prune_rest(self, take: list[int], last: int, prune_norm: bool, prune_head: bool) -> None:
+        if last + 1 < len(self.feature_info) and not prune_head:
+            raise ValueError(f"{type(self).__name__}: the classifier is for the last features; prune it too, or keep those")
         self.pruned = True
         self.num_features = self.head_hidden_size = self.feature_info[last]["num_chs"]
         if self.feature_norms is not None:

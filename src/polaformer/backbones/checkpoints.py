@@ -33,13 +33,13 @@ PREFIXES = ("module.", "_orig_mod.", "model.")  # before every name, where a wra
 MOST_WRAPPERS = 8  # how deep a state dict may lie in a file
 WRAPPERS = ("model", "state_dict", "state_dict_ema", "model_ema", "module")  # keys under which files keep the state dict
 _PRUNED = re.compile(r"(stages|blocks)\.\d+\.|norm\.|feature_norms\.")  # what `prune_intermediate_layers` may have dropped
-MOST_LISTED = 20
+MOST_LISTED = 30
 
 
 class CheckpointError(ValueError):
     """A checkpoint cannot be read or does not fit; the message says what is wrong and what to do. Nothing was loaded.
 
-    misfits: for one that does not fit, all names of it; the message shows no more than the first of each kind.
+    misfits: for one that does not fit, all names of it; the message shows the first 30 of each kind.
     """
 
     def __init__(self, message: str, misfits: Misfits | None = None) -> None:
@@ -271,7 +271,7 @@ def _message(origin: str, model: nn.Module, problems: Misfits) -> str:
     if any(line.startswith("head.") for line in problems.different) and not problems.missing:
         lines.append("Other classes? Give the model the file's num_classes, or load with reset_head=True.")
     if problems.missing or problems.unexpected:
-        lines.append("Another model? `polaformer convert FILE OUT.safetensors` finds out which one a file is for.")
+        lines.append("Another model? `polaformer convert FILE OUT.safetensors`, without --model, finds out which.")
     return "\n".join(lines)
 
 

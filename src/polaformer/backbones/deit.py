@@ -35,6 +35,7 @@ class DeiT(Backbone):
     attention_options: further arguments of PolaAttention (conv, gate, polarity, backend, …).
     """
 
+    translate = staticmethod(translate_deit)
     pools: tuple[str, ...] = ("token", "avg", "")
 
     def __init__(
@@ -117,7 +118,6 @@ class DeiT(Backbone):
         nn.init.trunc_normal_(self.pos_embed.rows, std=0.02)
         if self.cls_token is not None:
             nn.init.trunc_normal_(self.cls_token, std=0.02)
-        self.register_load_state_dict_pre_hook(translate_deit)
 
     def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Images (B, C, H, W) to tokens (B, P + N, dim), the class token first, zero outside the images."""
@@ -156,8 +156,7 @@ class DeiT(Backbone):
         for index, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
             tokens = run_blocks([block], tokens, layout, recompute=self.recompute)
             if index in take:
-                out = self.norm(tokens) if norm else tokens
-                out = out if self.feature_norms is None else self.feature_norms[index](tokens)
+                out = self._normed(tokens, index, norm)
                 prefix, patches = out[:, : self.num_prefix_tokens], out[:, self.num_prefix_tokens :]
                 image = layout.image(patches)
                 feature = image.contiguous() if output_fmt == "NCHW" else image.flatten(2).mT
@@ -169,8 +168,8 @@ class DeiT(Backbone):
     ) -> list[int]:
         """Drops what the features of these blocks do not need; returns the indices counted from the start."""
         take, last = feature_take_indices(len(self.blocks), indices)
-        self.blocks = self.blocks[: last + 1]
         self._prune_rest(take, last, prune_norm, prune_head)
+        self.blocks = self.blocks[: last + 1]
         return take
 
     def set_input_size(self, img_size: int | Grid) -> None:
@@ -184,7 +183,7 @@ class DeiT(Backbone):
                 module.set_grid(grid)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Keeps only the inputs of blocks for backward and computes the rest again: less memory, about a third more time."""
+        """Keeps only the inputs of blocks for backward and computes the rest again: less memory, more time."""
         self.recompute = enable
 
     def no_weight_decay(self) -> set[str]:
@@ -192,7 +191,7 @@ class DeiT(Backbone):
         return {"cls_token", "pos_embed.rows"}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """How timm groups parameters for layer-wise learning rates."""
+        """How timm groups parameters for layer-wise learning rates; there are no coarser parts than blocks."""
         return {
             "stem": r"^(?:cls_token|pos_embed|patch_embed)",
             "blocks": [(r"^blocks\.(\d+)", None), (r"^(?:norm|feature_norms)", (99999,))],
@@ -206,6 +205,11 @@ class DeiT(Backbone):
         if self.cls_token is not None:
             tokens = torch.cat([self.cls_token.expand(tokens.shape[0], -1, -1).to(tokens.dtype), tokens], dim=1)
         return tokens + self.pos_embed(layout.grid, layout.sizes).to(tokens.dtype), layout
+
+    def _normed(self, tokens: Tensor, index: int, final: bool) -> Tensor:
+        if self.feature_norms is not None:
+            return self.feature_norms[index](tokens)
+        return self.norm(tokens) if final else tokens
 
     def _last(self, tokens: Tensor, layout: Layout) -> Tensor:
         tokens, exists = self.norm(tokens), layout.token_mask(self.num_prefix_tokens)

@@ -14,14 +14,9 @@ from polaformer.attention import AttentionLayer
 from polaformer.attention.parameter_names import translate_published_names
 from polaformer.attention.tables import Grid, TokenTable, resize_rows
 from polaformer.attention.windows import RelativePositions
-from polaformer.backbones.deit import DeiT
-from polaformer.backbones.parameter_names import translate_deit, translate_pvt, translate_swin
-from polaformer.backbones.pvt import PVT
-from polaformer.backbones.pvt_v2 import PVTv2
-from polaformer.backbones.swin import Swin
+from polaformer.backbones.backbone import Backbone
 
 StateDict = dict[str, Any]
-_TRANSLATIONS = {DeiT: translate_deit, PVT: translate_pvt, PVTv2: translate_pvt, Swin: translate_swin}
 
 
 class Fit(NamedTuple):
@@ -72,9 +67,8 @@ def table_grids(model: nn.Module) -> dict[str, Grid]:
 def translated(state: Mapping[str, Any], model: nn.Module) -> StateDict:
     """A copy of the state dict under the model's names, with the shapes of the file."""
     found = dict(state)
-    for kind, translate in _TRANSLATIONS.items():
-        if isinstance(model, kind):
-            translate(model, found, "")
+    if isinstance(model, Backbone):
+        type(model).translate(model, found, "")
     for name, module in model.named_modules():
         if isinstance(module, AttentionLayer):
             translate_published_names(module, found, f"{name}.")

@@ -54,6 +54,7 @@ class PVT(Backbone):
     attention_options: further arguments of PolaAttention, for pola stages (conv, gate, polarity, backend, …).
     """
 
+    translate = staticmethod(translate_pvt)
     block_type: type[Block] = Block
     stage_type: Callable[..., Stage] = PVTStage
 
@@ -125,7 +126,6 @@ class PVT(Backbone):
         self.norm = self.last_norm(dims[-1])
         self.finish(stages, feature_norms=feature_norms, norm_eps=NORM_EPS)
         self.initialise()
-        self.register_load_state_dict_pre_hook(translate_pvt)
 
     def initialise(self) -> None:
         """Initial values as published."""

@@ -96,6 +96,7 @@ def create_model(
     ("pola,pola,softmax,softmax"), or the authors' letters ("LLSS"). drop_path_rate: the variant's published one unless given.
     options: any other argument of the model's class, among them the variant's numbers (dims, depths, num_heads, mlp_ratios,
     patch_size, reductions, windows, alpha, kernel_size); and features_only=True with out_indices, as in timm.
+    A checkpoint must fit as it is; for other classes call `load_checkpoint(model, path, reset_head=True)`.
 
     >>> create_model("pola_swin_tiny", num_classes=10, img_size=(256, 384))
     >>> create_model("pola_pvt_tiny", img_size=32, patch_size=2, dims=(32, 64, 160, 256), depths=(1, 1, 2, 1))
@@ -163,10 +164,10 @@ default_cfgs = generate_default_cfgs({name: _default_cfg(variant) for name, vari
 
 def check_name(name: str) -> None:
     """Raises ValueError unless there is a model of that name."""
-    if name not in MODELS:
+    if not isinstance(name, str) or name not in MODELS:
         near = get_close_matches(str(name), MODELS, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"there is no model {name!r}; {hint}choose one of {', '.join(MODELS)}")
+        raise ValueError(f"there is no model {name!r}; {hint}polaformer.list_models() and `polaformer models` list them")
 
 
 def _check_options(name: str, options: dict[str, Any]) -> None:

@@ -65,6 +65,8 @@ class Swin(Backbone):
     attention_options: further arguments of PolaAttention, for pola stages (conv, gate, polarity, backend, …).
     """
 
+    translate = staticmethod(translate_swin)
+
     def __init__(
         self,
         *,
@@ -138,7 +140,6 @@ class Swin(Backbone):
         self.norm = nn.LayerNorm(dims[-1], eps=NORM_EPS)
         self.finish(stages, feature_norms=feature_norms, norm_eps=NORM_EPS)
         self.apply(initialise_linear)
-        self.register_load_state_dict_pre_hook(translate_swin)
 
     def no_weight_decay(self) -> set[str]:
         """The tables of relative positions, as the authors have it."""
@@ -165,7 +166,7 @@ def _create_attention(
     return WindowAttention(dim, num_heads, window, shift=shift, qkv_bias=qkv_bias, proj_drop=proj_drop)
 
 
-# Numbers and drop path rates of the released configurations; there is none for small at 384, which takes base's.
+# Numbers and drop path rates of the released configurations; those at 384 are of 224: there is none for small at 384.
 _TINY = {"depths": (2, 2, 6, 2), "drop_path_rate": 0.2}
 _SMALL = {"depths": (2, 2, 18, 2), "drop_path_rate": 0.3}
 _BASE = {

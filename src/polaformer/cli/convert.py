@@ -12,7 +12,7 @@ from polaformer.cli.output import load, new_table, print_all, print_json, print_
 if TYPE_CHECKING:
     from torch import nn
 
-    from polaformer.backbones.checkpoints import Loaded
+    from polaformer.backbones.checkpoints import CheckpointError, Loaded
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Convert:
     """The file to read: .pth or .safetensors."""
     target: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="OUT")]]
     """The file to write, a .safetensors."""
-    model: str | None = None
+    model: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """The model that it is for, as `polaformer models` lists them; recognised unless given."""
-    img_size: int | None = None
+    img_size: Annotated[int | None, tyro.conf.arg(metavar="PIXELS")] = None
     """The native size of that model in pixels; its own unless given."""
     overwrite: bool = False
     """Replace the target if it exists."""
@@ -51,7 +51,7 @@ class Convert:
         try:
             model, loaded = self._loaded()
         except CheckpointError as error:
-            raise DataError(str(error)) from error
+            raise DataError(f"{error}{self._what_it_is(error)}") from error
         with writing(str(self.target)):
             save_checkpoint(model, self.target)
         self._report(model, loaded)
@@ -91,6 +91,14 @@ class Convert:
         model = create_model(**arguments)
         return model, load_checkpoint(model, self.source)
 
+    def _what_it_is(self, error: "CheckpointError") -> str:
+        """A line on the model that a file is for, if it is another than the one asked for."""
+        from polaformer.backbones.checkpoints import read_state_dict
+        from polaformer.backbones.recognition import recognise
+
+        found = recognise(read_state_dict(self.source)) if self.model and error.misfits else None
+        return f"\nThe file is a {found['name']} of {found['num_classes']} classes." if found else ""
+
     def _check_model(self, name: str) -> None:
         from polaformer.backbones.registry import check_name
 
@@ -107,7 +115,7 @@ class Convert:
             result = {"command": "convert", "source": str(self.source), "target": str(self.target), "model": built_from}
             print_json(result | {"params": num_params, "bytes": size, "resized": loaded.resized, "left_out": loaded.left_out})
             return
-        table = new_table(f"{self.source} → {self.target}", "", "")
+        table = new_table(f"{self.source} → {self.target}", "written", "")
         table.add_row("model", built_from["name"])
         table.add_row("classes", str(built_from.get("num_classes")))
         table.add_row("parameters", f"{num_params / 1e6:.2f} M")

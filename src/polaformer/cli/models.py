@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from polaformer.analysis.counting import Counts
 
 NOTES = (
-    "Attention of each stage: L pola, S softmax. Parameters in millions and MACs in thousand millions, for one image of the",
+    "Attention of each stage: L pola, S softmax. Parameters in millions and MACs in billions, for one image of the",
     "native size: everything counted; then the paper's way, with parameters of layers alone, and MACs of linear layers,",
     "convolutions and norms alone, without the products of attention. Printed, and top-1: the paper's ImageNet tables.",
     "The authors released neither DeiT nor PVTv2: these are readings that fit the printed columns.",
@@ -55,8 +55,8 @@ class Models:
 
 
 def _record(name: str, counts: "Counts") -> dict[str, Any]:
-    from polaformer.analysis.counting import is_reproduced, why_not
-    from polaformer.backbones.published import ROWS
+    from polaformer.analysis.counting import is_reproduced
+    from polaformer.backbones.published import EXCEPTIONS, ROWS
     from polaformer.backbones.registry import MODELS
 
     row = ROWS.get(name)
@@ -70,25 +70,24 @@ def _record(name: str, counts: "Counts") -> dict[str, Any]:
             "top1": row.top1,
             "params_reproduced": params,
             "gflops_reproduced": flops,
-            "why_not": why_not(name),
+            "why_not": EXCEPTIONS.get(name),
         }
     return record
 
 
 def _show(found: "dict[str, Counts]") -> None:
-    from polaformer.backbones.published import ROWS
+    from polaformer.backbones.published import EXCEPTIONS, ROWS
     from polaformer.backbones.registry import MODELS
 
-    columns = ("model", "size", "attention", "params M", "MACs G", "paper's way", "printed", "top-1")
+    columns = ("model", "size", "stages", "M", "G", "paper's way", "printed", "top-1")
     table = new_table("Models", *columns)
     table.columns[0].no_wrap = True
     marks: list[str] = []
     for name, counts in found.items():
         row = ROWS.get(name)
         printed = f"{row.params} / {row.flops}" if row else ""
-        reason = _reason(name)
-        if reason:
-            marks.append(f"[{len(marks) + 1}] {name}: {reason}.")
+        if name in EXCEPTIONS:
+            marks.append(f"[{len(marks) + 1}] {name}: {EXCEPTIONS[name]}.")
             printed += f" \\[{len(marks)}]"
         table.add_row(
             name,
@@ -103,12 +102,6 @@ def _show(found: "dict[str, Counts]") -> None:
     rows = [name for name in found if name in ROWS]
     summary = [f"\n{len(rows) - len(marks)} of {len(rows)} printed rows come out to the digit; not these:"] if marks else []
     print_all(table, *NOTES, *summary, *marks)
-
-
-def _reason(name: str) -> str | None:
-    from polaformer.analysis.counting import why_not
-
-    return why_not(name)
 
 
 def _letters(attention: tuple[str, ...]) -> str:
