@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from polaformer import analysis, attention, backbones, bench, ops
     from polaformer.attention.layer import AttentionLayer, PolaAttention
-    from polaformer.backbones.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
+    from polaformer.backbones.checkpoints import load_checkpoint, save_checkpoint
+    from polaformer.backbones.files import CheckpointError
     from polaformer.backbones.registry import create_model, list_models
     from polaformer.ops.entropy import positive_sequence_entropy
     from polaformer.ops.polarity import polarity_attention

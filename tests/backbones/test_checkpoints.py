@@ -21,7 +21,7 @@ import polaformer
 from models import SMALL, images, small
 from polaformer import CheckpointError, load_checkpoint, save_checkpoint
 from polaformer.attention.tables import TokenTable
-from polaformer.backbones.checkpoints import read_metadata, read_state_dict
+from polaformer.backbones.files import read_metadata, read_state_dict
 from polaformer.backbones.recognition import model_of_file, recognise
 from published import published_state_dict
 
@@ -532,7 +532,7 @@ def test_nothing_is_unpickled_but_in_one_place_and_there_with_care():
         "                print(path.name, name, [k.arg + '=' + ast.unparse(k.value) for k in node.keywords])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["checkpoints.py torch.load [\"map_location='cpu'\", 'weights_only=True']"]
+    assert done.stdout.splitlines() == ["files.py torch.load [\"map_location='cpu'\", 'weights_only=True']"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polaformer.backbones.backbone import Backbone
-from polaformer.backbones.checkpoints import CheckpointError, read_metadata
+from polaformer.backbones.files import CheckpointError, read_metadata
 from polaformer.backbones.fitting import fit, misfits
 from polaformer.backbones.registry import MODELS, create_model
 

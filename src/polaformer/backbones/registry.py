@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from polaformer.attention.tables import Grid
 from polaformer.backbones import deit, pvt, pvt_v2, swin
 from polaformer.backbones.backbone import Backbone, as_grid, check_dims, per_stage
-from polaformer.backbones.checkpoints import CheckpointError, load_checkpoint, unwrapped
+from polaformer.backbones.checkpoints import load_checkpoint, unwrapped
 from polaformer.backbones.deit import DeiT
+from polaformer.backbones.files import CheckpointError
 from polaformer.backbones.fitting import fit_state_dict
 from polaformer.backbones.mechanisms import mechanism_of_stages
 from polaformer.backbones.pvt import PVT

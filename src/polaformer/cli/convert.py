@@ -12,7 +12,8 @@ from polaformer.cli.output import load, new_table, print_all, print_json, print_
 if TYPE_CHECKING:
     from torch import nn
 
-    from polaformer.backbones.checkpoints import CheckpointError, Loaded
+    from polaformer.backbones.checkpoints import Loaded
+    from polaformer.backbones.files import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Convert:
 
     def _loaded(self) -> "tuple[nn.Module, Loaded]":
         from polaformer.backbones import create_model, load_checkpoint
-        from polaformer.backbones.checkpoints import read_state_dict
+        from polaformer.backbones.files import read_state_dict
         from polaformer.backbones.recognition import model_of_file, num_classes_of
 
         arguments: dict[str, Any] | None
@@ -93,7 +94,7 @@ class Convert:
 
     def _what_it_is(self, error: "CheckpointError") -> str:
         """A line on the model that a file is for, if it is another than the one asked for."""
-        from polaformer.backbones.checkpoints import read_state_dict
+        from polaformer.backbones.files import read_state_dict
         from polaformer.backbones.recognition import recognise
 
         found = recognise(read_state_dict(self.source)) if self.model and error.misfits else None

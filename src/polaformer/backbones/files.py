@@ -1,0 +1,180 @@
+"""State dicts from files and into files. Nothing here runs code that a file brings.
+
+Read: safetensors, and .pth files (the authors', a bare state dict, timm's) with PyTorch's restricted unpickler, which builds
+tensors and plain containers and refuses everything else.
+"""
+
+import os
+import re
+import tempfile
+import zipfile
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from polaformer.backbones.fitting import Misfits, StateDict
+
+FORMAT = {"format": "polaformer", "version": "1"}
+# The authors' files hold their configuration, an object of a class that need not be installed; it is read as a plain dict.
+CONFIGURATION_CLASSES = ("yacs.config.CfgNode",)
+WRAPPERS = ("model", "state_dict", "state_dict_ema", "model_ema", "module")  # keys under which files keep the state dict
+MOST_WRAPPERS = 8  # how deep a state dict may lie in a file
+PREFIXES = ("module.", "_orig_mod.", "model.")  # before every name, where a wrapped model was saved
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be read or does not fit; the message says what is wrong and what to do. Nothing was loaded.
+
+    misfits: for one that does not fit, all names of it; the message shows the first 30 of each kind.
+    """
+
+    def __init__(self, message: str, misfits: Misfits | None = None) -> None:
+        super().__init__(message)
+        self.misfits = misfits
+
+
+def read_state_dict(path: str | PathLike[str]) -> StateDict:
+    """The state dict of a safetensors or .pth file, on the CPU; raises CheckpointError, and executes nothing."""
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise CheckpointError(f"{path} is a directory; give a .safetensors or .pth file")
+        if not path.stat().st_size:
+            raise CheckpointError(f"{path} is empty; fetch or write it again")
+        return _read_safetensors(path) if _is_safetensors(path) else state_dict_in(_read_pth(path), str(path))
+    except CheckpointError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a path with a null byte
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{path} cannot be read: {reason}; check the path") from error
+
+
+def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
+    """What a safetensors file says about itself; {} for other files."""
+    if not _is_safetensors(Path(path)):
+        return {}
+    with _opened(Path(path)) as file:
+        return dict(file.metadata() or {})
+
+
+def write_safetensors(tensors: Mapping[str, Tensor], path: str | PathLike[str], metadata: Mapping[str, str]) -> None:
+    """Writes beside the target, then renames, so that a kill leaves the old file or the new one."""
+    target = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    os.close(handle)
+    try:
+        save_file(dict(tensors), temporary, metadata=dict(metadata) | FORMAT)
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _read_safetensors(path: Path) -> StateDict:
+    with _opened(path) as file:
+        metadata = file.metadata() or {}
+        if metadata.get("format") == FORMAT["format"] and metadata.get("version") != FORMAT["version"]:
+            raise CheckpointError(
+                f"{path} is version {metadata.get('version')!r} of our format, but this library reads {FORMAT['version']!r}; "
+                "update polaformer"
+            )
+        return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, it is not a dict
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is not a whole safetensors file: {error}; fetch or write it again") from error
+
+
+def _read_pth(path: Path) -> Any:
+    """The content of a file of torch.save, through the restricted unpickler and never through another."""
+    _check_archive(path)
+    try:
+        with torch.serialization.safe_globals([(OrderedDict, name) for name in CONFIGURATION_CLASSES]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        asked_for = re.search(r"GLOBAL:? (\S+)", str(error))
+        reason = f"it asks for {asked_for[1]}" if asked_for else "it is not in the restricted form of pickle"
+        raise CheckpointError(
+            f"{path} holds more than tensors and plain containers ({reason}); it was not loaded, and nothing in it was run. "
+            "If you trust its origin, save its state dict alone, as safetensors"
+        ) from error
+    except Exception as error:
+        # A damaged file fails in many ways inside torch; none of them may pass as anything but a damaged file.
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{path} is damaged: {reason}; fetch or write it again") from error
+
+
+def _check_archive(path: Path) -> None:
+    """Raises unless the file is a zip archive as torch.save writes it: not compressed, so that it cannot swell."""
+    try:
+        is_archive = zipfile.is_zipfile(path)
+        if is_archive:
+            with zipfile.ZipFile(path) as archive:
+                entries = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}; fetch or write it again") from error
+    if not is_archive:
+        raise CheckpointError(
+            f"{path} is neither a safetensors file nor a whole file of torch.save (of torch 1.6 or later); "
+            "fetch it again, or save its state dict as safetensors"
+        )
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        raise CheckpointError(f"{path} is a compressed archive, which torch.save does not write; it was not loaded")
+    if sum(entry.file_size for entry in entries) > path.stat().st_size:
+        raise CheckpointError(f"{path} claims to hold more bytes than it has; it was not loaded")
+
+
+def _is_safetensors(path: Path) -> bool:
+    """By content: a header length of 8 bytes, then JSON; by name if it is too short to tell."""
+    with open(path, "rb") as file:
+        start = file.read(9)
+    return (len(start) == 9 and start[8:] == b"{" and start[:2] != b"PK") or path.suffix == ".safetensors"
+
+
+def state_dict_in(content: Any, origin: str = "the state dict") -> StateDict:
+    """The state dict in what a file holds: the content itself, or what lies under one of the usual keys."""
+    for _ in range(MOST_WRAPPERS):
+        inside = [content[key] for key in WRAPPERS if isinstance(content, Mapping) and isinstance(content.get(key), Mapping)]
+        content = inside[0] if inside else content
+    if not isinstance(content, Mapping) or not content:
+        kind = "an empty mapping" if isinstance(content, Mapping) else f"a {type(content).__name__}"
+        raise CheckpointError(f"{origin} holds {kind}; a mapping from names to tensors is needed")
+    for key, value in content.items():
+        if not isinstance(key, str) or not _is_plain(value):
+            kind = f"a {type(value).__name__}" if not isinstance(value, Tensor) else "a sparse, quantised or meta tensor"
+            raise CheckpointError(
+                f"{origin} holds no state dict: {key!r} is {kind if isinstance(key, str) else 'no name'}; "
+                f"a mapping from names to plain tensors is needed, bare or under {', '.join(WRAPPERS)}"
+            )
+    # Saved from inside DistributedDataParallel, torch.compile or timm's wrapper for features.
+    found = dict(content)
+    while prefix := next((one for one in PREFIXES if all(key.startswith(one) for key in found)), None):
+        found = {key.removeprefix(prefix): value for key, value in found.items()}
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_quantized and not value.is_meta
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
