@@ -91,6 +91,8 @@ def test_the_variants_numbers_can_be_overridden():
     assert model(images(2, 32, 32, channels=1)).shape == (2, 5)
     swin = small("softmax_swin_tiny", windows=(4, 4, 2, 2))
     assert [module.window for module in swin.modules() if isinstance(module, WindowAttention)] == [4, 4, 4, 2, 2, 2]
+    clipped = small("softmax_swin_tiny", windows=7)  # on grids of 16, 8, 4 and 2 tokens a side
+    assert [module.window for module in clipped.modules() if isinstance(module, WindowAttention)] == [7, 7, 7, 4, 4, 2]
     ablated = small("pola_deit_tiny", attention_options={"gate": None, "conv": None, "polarity": "same"})
     assert ablated.blocks[0].attn.gate is None
     assert ablated.blocks[0].attn.core.polarity == "same"
