@@ -1,0 +1,227 @@
+"""Files and state dicts that are refused: one error each, nothing executed, nothing loaded."""
+
+import io
+import os
+import pickle
+import struct
+import zipfile
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from models import small
+from polaformer import CheckpointError, load_checkpoint, save_checkpoint
+from polaformer.backbones.files import read_state_dict
+from polaformer.backbones.recognition import recognise
+from published import published_state_dict
+
+FAMILIES = ["pola_deit_tiny", "pola_pvt_tiny", "pola_pvt_v2_b0", "pola_swin_tiny"]
+
+
+def equal(model, other):
+    return all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True))
+
+
+def test_everything_that_does_not_fit_is_listed_in_one_error_and_nothing_is_loaded():
+    model, source = small("pola_pvt_tiny"), small("pola_pvt_tiny").state_dict()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    del source["head.bias"], source["stages.0.blocks.0.attn.core.power"]
+    source["extra"] = torch.ones(1)
+    source["stages.1.blocks.0.norm1.weight"] = torch.ones(99)
+    source["stages.1.blocks.0.norm1.bias"] = torch.ones(12, dtype=torch.long)
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(model, source)
+    text = str(caught.value)
+    assert text.startswith(
+        "the state dict does not fit pola_pvt_tiny, and nothing was loaded:\n2 missing in the file:\n  head.bias"
+    )
+    assert "1 unexpected in the file:\n  extra" in text
+    assert "stages.1.blocks.0.norm1.weight has shape (99,) in the file but (12,) in the model" in text
+    assert "stages.1.blocks.0.norm1.bias has dtype torch.int64" in text
+    assert caught.value.misfits.missing == ["head.bias", "stages.0.blocks.0.attn.core.power"]
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_a_wrong_model_is_one_error():
+    with pytest.raises(CheckpointError, match=r"does not fit pola_swin_tiny, and nothing was loaded:\n\d+ missing"):
+        load_checkpoint(small("pola_swin_tiny"), published_state_dict(small("pola_pvt_tiny")))
+    with pytest.raises(CheckpointError, match="does not fit softmax_pvt_tiny"):
+        load_checkpoint(small("softmax_pvt_tiny"), small("pola_pvt_tiny").state_dict())
+
+
+class Payload:
+    """Leaves a file behind if it is ever unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def in_torch_format(path, pickled):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickled)
+        archive.writestr("archive/version", "3\n")
+
+
+def text(content):
+    """A string as pickle's opcode X takes it."""
+    return struct.pack("<I", len(str(content).encode())) + str(content).encode()
+
+
+HOSTILE = {
+    "reduce, as torch.save writes it": lambda path, mark: torch.save({"model": Payload(mark)}, path),
+    "reduce, in the old format": lambda path, mark: torch.save(Payload(mark), path, _use_new_zipfile_serialization=False),
+    "reduce, a bare pickle": lambda path, mark: path.write_bytes(pickle.dumps(Payload(mark))),
+    "reduce, under the name of a configuration": lambda path, mark: in_torch_format(
+        path,
+        b"\x80\x02cyacs.config\nCfgNode\n(cos\nmkdir\n(X" + struct.pack("<I", len(str(mark))) + str(mark).encode() + b"tRtR.",
+    ),
+    "build on a module": lambda path, mark: in_torch_format(path, b"\x80\x02ctorch\nnn\n}X\x01\x00\x00\x00aK\x01sb."),
+    "eval": lambda path, mark: in_torch_format(path, b"\x80\x02cbuiltins\neval\n(X" + text("1 + 1") + b"tR."),
+    "setitem on what is no dict": lambda path, mark: in_torch_format(path, b"\x80\x02]K\x01K\x02s."),
+    "a pickle that never ends": lambda path, mark: in_torch_format(path, b"\x80\x02" + b"(" * 1000),
+    "no pickle at all": lambda path, mark: in_torch_format(path, b""),
+    "a zip of something else": lambda path, mark: zipfile.ZipFile(path, "w").writestr("readme", "hello"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_file_is_one_error_and_nothing_is_executed(kind, tmp_path):
+    path, mark = tmp_path / "file.pth", tmp_path / "executed"
+    HOSTILE[kind](path, mark)
+    model = small("pola_pvt_tiny")
+    with pytest.raises(CheckpointError, match=r"file\.pth"):
+        load_checkpoint(model, path)
+    assert not mark.exists()
+
+
+def test_the_payload_of_these_tests_would_work(tmp_path):
+    pickle.loads(pickle.dumps(Payload(tmp_path / "executed")))
+    assert (tmp_path / "executed").exists()
+
+
+def test_a_compressed_archive_is_refused_before_it_swells(tmp_path):
+    buffer = io.BytesIO()
+    torch.save({"x": torch.zeros(10**6)}, buffer)
+    path = tmp_path / "bomb.pth"
+    with zipfile.ZipFile(buffer) as source, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as target:
+        for name in source.namelist():
+            target.writestr(name, source.read(name))
+    with pytest.raises(CheckpointError, match="compressed archive"):
+        read_state_dict(path)
+
+
+def test_a_storage_that_claims_more_than_the_file_holds(tmp_path):
+    path = tmp_path / "claim.pth"
+    torch.save({"x": torch.zeros(4)}, path)
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    name = next(name for name in parts if name.endswith("data.pkl"))
+    assert b"K\x04" in parts[name]
+    parts[name] = parts[name].replace(b"K\x04", b"J\x00\x00\x00\x40")  # a thousand million elements
+    with zipfile.ZipFile(path, "w") as archive:
+        for part, content in parts.items():
+            archive.writestr(part, content)
+    with pytest.raises(CheckpointError, match=r"claim\.pth"):
+        read_state_dict(path)
+
+
+@pytest.mark.parametrize("ending", ["pth", "safetensors"])
+def test_every_truncation_is_one_error(ending, tmp_path):
+    model, path = small("pola_pvt_tiny"), tmp_path / f"file.{ending}"
+    torch.save(model.state_dict(), path) if ending == "pth" else save_checkpoint(model, path)
+    whole = path.read_bytes()
+    for share in (0, 1, 5, 9, 100, len(whole) // 3, len(whole) - 1000, len(whole) - 1):
+        path.write_bytes(whole[:share])
+        with pytest.raises(CheckpointError, match=rf"file\.{ending}"):
+            load_checkpoint(model, path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([1, 2], "holds a list"),
+        ({}, "an empty mapping"),
+        ({"model": {}}, "an empty mapping"),
+        ({"a": 1}, "'a' is a int; a mapping from names to plain tensors"),
+        ({1: torch.ones(1)}, "1 is no name"),
+        ({"a": torch.ones(3).to_sparse()}, "'a' is a sparse, quantised or meta tensor"),
+        (torch.ones(3), "holds a Tensor"),
+    ],
+)
+def test_files_that_hold_no_state_dict(content, message, tmp_path):
+    torch.save(content, tmp_path / "file.pth")
+    with pytest.raises(CheckpointError, match=message):
+        read_state_dict(tmp_path / "file.pth")
+
+
+@pytest.mark.parametrize("bad", [torch.ones(5, 20).to_sparse(), torch.ones(5, 20, device="meta")], ids=["sparse", "meta"])
+def test_a_tensor_that_cannot_be_copied_is_found_before_any_is(bad):
+    model, before = small("pola_pvt_tiny"), None
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(CheckpointError, match=r"head\.weight"):
+        load_checkpoint(model, small("pola_pvt_tiny").state_dict() | {"head.weight": bad})
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_state_dicts_that_lie_deep_or_in_themselves(tmp_path):
+    inside = {"x": torch.ones(1)}
+    for _ in range(100):
+        inside = {"model": inside}
+    with pytest.raises(CheckpointError, match="no state dict: 'model' is a dict"):
+        load_checkpoint(small("pola_pvt_tiny"), inside)
+    circle = {}
+    circle["model"] = circle
+    with pytest.raises(CheckpointError, match="no state dict"):
+        load_checkpoint(small("pola_pvt_tiny"), circle)
+
+
+BROKEN = {
+    "qg and kv of other widths": {"block1.0.attn.kv.weight": torch.ones(16, 9)},
+    "kv of integers": {"block1.0.attn.kv.weight": torch.ones(16, 8, dtype=torch.long)},
+    "qg of no dimension": {"block1.0.attn.qg.weight": torch.tensor(1.0)},
+    "an empty table": {"block1.0.attn.positional_encoding": torch.ones(0)},
+    "a table of no dimension": {"block1.0.attn.positional_encoding": torch.tensor(1.0)},
+    "positions of no dimension": {"pos_embed1": torch.tensor(1.0)},
+    "a parameter under two names": {"stages.0.blocks.0.attn.core.power": torch.ones(1, 8)},
+    "a classifier of no dimension": {"head.weight": torch.tensor(1.0)},
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_broken_parameters_are_one_error(kind, tmp_path):
+    model = small("pola_pvt_tiny")
+    state = published_state_dict(model) | BROKEN[kind]
+    with pytest.raises(CheckpointError, match="does not fit pola_pvt_tiny"):
+        load_checkpoint(model, state)
+    assert recognise(state) is None
+
+
+def test_paths_that_cannot_be_read(tmp_path):
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_state_dict("with\0null.pth")
+    with pytest.raises(CheckpointError, match="cannot be read: No such file"):
+        read_state_dict(tmp_path / "nothing.pth")
+    with pytest.raises(CheckpointError, match="is a directory"):
+        read_state_dict(tmp_path)
+
+
+def test_a_file_of_a_later_version_says_so(tmp_path):
+    save_file({"x": torch.ones(1)}, tmp_path / "f.safetensors", metadata={"format": "polaformer", "version": "9"})
+    with pytest.raises(CheckpointError, match=r"version '9'.*update polaformer"):
+        read_state_dict(tmp_path / "f.safetensors")
+
+
+@pytest.mark.parametrize(
+    "grids",
+    ["no json", "[1]", '{"a": 3}', '{"a": [Infinity, 1]}', '{"a": [-16, -16]}', "[" * 10000],
+    ids=lambda text: text[:20],
+)
+def test_damaged_metadata_is_one_error(grids, tmp_path):
+    model = small("pola_pvt_tiny")
+    save_file(model.state_dict(), tmp_path / "f.safetensors", metadata={"format": "polaformer", "version": "1", "grids": grids})
+    with pytest.raises(CheckpointError, match="makes no sense"):
+        load_checkpoint(model, tmp_path / "f.safetensors")
