@@ -95,6 +95,7 @@ def test_strict_ddp_finds_no_unused_parameter(model, tmp_path):
         parallel = nn.parallel.DistributedDataParallel(model, find_unused_parameters=False)
         for _ in range(2):  # the second pass complains if the first left a gradient out
             parallel(images(1, 32, 32)).sum().backward()
+        assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
     finally:
         torch.distributed.destroy_process_group()
         model.zero_grad()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from timm.layers import calculate_drop_path_rates
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
@@ -77,13 +78,30 @@ class Backbone(nn.Module):
         self.built_from: dict[str, Any] = {}
         self.feature_info: list[dict[str, Any]] = []
 
-    def finish(self, stages: Sequence[Stage], *, feature_norms: bool, norm_eps: float) -> None:
-        """Takes the stages in and adds what depends on them: features, their norms, the classifier."""
+    def build_stages(
+        self,
+        depths: Sequence[int],
+        make_block: Callable[[int, int, Grid, float], nn.Module],
+        make_stage: Callable[[int, int, Grid, list[nn.Module]], Stage],
+        *,
+        patch_size: int,
+        drop_path_rate: float,
+        feature_norms: bool,
+        norm_eps: float,
+    ) -> None:
+        """Makes the stages, and what depends on them: features, their norms, the classifier.
+
+        make_block: from stage, block, native grid and drop path rate, which grows linearly over all blocks.
+        make_stage: from stage, stride, native grid and blocks.
+        """
+        layout, reduction, stages = Layout(self.img_size), 1, []
+        for i, drop_paths in enumerate(calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)):
+            stride = patch_size if i == 0 else 2
+            layout, reduction = layout.shrunk(stride), reduction * stride
+            blocks = [make_block(i, j, layout.grid, drop_path) for j, drop_path in enumerate(drop_paths)]
+            stages.append(make_stage(i, stride, layout.grid, blocks))
+            self.feature_info.append({"num_chs": stages[-1].dim, "reduction": reduction, "module": f"stages.{i}"})
         self.stages = nn.ModuleList(stages)
-        reduction = 1
-        for index, stage in enumerate(stages):
-            reduction *= stage.stride
-            self.feature_info.append({"num_chs": stage.dim, "reduction": reduction, "module": f"stages.{index}"})
         self.num_features = self.head_hidden_size = self.feature_info[-1]["num_chs"]
         if feature_norms:
             self.feature_norms = nn.ModuleList(nn.LayerNorm(info["num_chs"], eps=norm_eps) for info in self.feature_info)

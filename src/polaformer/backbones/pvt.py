@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from timm.layers import PatchEmbed, calculate_drop_path_rates
+from timm.layers import PatchEmbed
 from torch import Tensor, nn
 
 from polaformer.attention.tables import Grid, TokenTable
@@ -26,7 +26,7 @@ NORM_EPS = 1e-6  # of blocks; the norms after patches and after key reduction ha
 class PVTStage(Stage):
     """Patches of an image to tokens, with positions, through blocks; returns tokens and their layout."""
 
-    def __init__(self, in_chans: int, dim: int, stride: int, grid: Grid, blocks: Sequence[Block]) -> None:
+    def __init__(self, in_chans: int, dim: int, stride: int, grid: Grid, blocks: Sequence[nn.Module]) -> None:
         super().__init__(dim, stride, blocks)
         self.patch_embed = PatchEmbed(None, stride, in_chans, dim, norm_layer=nn.LayerNorm, output_fmt="NHWC")
         self.pos_embed = TokenTable(grid, dim, mode="bilinear")
@@ -98,7 +98,6 @@ class PVT(Backbone):
         mlp_ratios = per_stage("mlp_ratios", mlp_ratios, num_stages)
         self.attention = mechanism_of_stages(attention, num_stages)
         ratios = reductions_of_stages(reductions, self.attention)
-        drop_paths = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
         make_attention = partial(
             create_attention,
             qkv_bias=qkv_bias,
@@ -107,24 +106,25 @@ class PVT(Backbone):
             kernel_size=kernel_size,
             options=attention_options,
         )
-        layout, stages = Layout(self.img_size), []
-        for i, dim in enumerate(dims):
-            stride = patch_size if i == 0 else 2
-            layout = layout.shrunk(stride)
-            blocks = [
-                self.block_type(
-                    dim,
-                    make_attention(self.attention[i], dim, num_heads[i], grid=layout.grid, reduction=ratios[i]),
-                    mlp_ratio=mlp_ratios[i],
-                    norm_eps=NORM_EPS,
-                    drop_path=drop_path,
-                    proj_drop=proj_drop_rate,
-                )
-                for drop_path in drop_paths[i]
-            ]
-            stages.append(self.stage_type(dims[i - 1] if i else in_chans, dim, stride, layout.grid, blocks))
+
+        def make_block(i: int, j: int, grid: Grid, drop_path: float) -> Block:
+            attention = make_attention(self.attention[i], dims[i], num_heads[i], grid=grid, reduction=ratios[i])
+            options = {"norm_eps": NORM_EPS, "drop_path": drop_path, "proj_drop": proj_drop_rate}
+            return self.block_type(dims[i], attention, mlp_ratio=mlp_ratios[i], **options)
+
+        def make_stage(i: int, stride: int, grid: Grid, blocks: Sequence[nn.Module]) -> Stage:
+            return self.stage_type(dims[i - 1] if i else in_chans, dims[i], stride, grid, blocks)
+
         self.norm = self.last_norm(dims[-1])
-        self.finish(stages, feature_norms=feature_norms, norm_eps=NORM_EPS)
+        self.build_stages(
+            depths,
+            make_block,
+            make_stage,
+            patch_size=patch_size,
+            drop_path_rate=drop_path_rate,
+            feature_norms=feature_norms,
+            norm_eps=NORM_EPS,
+        )
         self.initialise()
 
     def initialise(self) -> None:

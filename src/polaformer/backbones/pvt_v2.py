@@ -68,7 +68,7 @@ class PVTv2Block(Block):
 class PVTv2Stage(Stage):
     """Overlapping patches of an image to tokens, through blocks and a norm; returns tokens and their layout."""
 
-    def __init__(self, in_chans: int, dim: int, stride: int, grid: Grid, blocks: Sequence[Block]) -> None:
+    def __init__(self, in_chans: int, dim: int, stride: int, grid: Grid, blocks: Sequence[nn.Module]) -> None:
         super().__init__(dim, stride, blocks)
         self.patch_embed = OverlappingPatches(in_chans, dim, stride)
         self.norm = nn.LayerNorm(dim, eps=NORM_EPS)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from timm.layers import PatchEmbed, calculate_drop_path_rates
+from timm.layers import PatchEmbed
 from torch import Tensor, nn
 
 from polaformer.attention import AttentionLayer, WindowAttention
@@ -42,7 +42,7 @@ class PatchMerging(nn.Module):
 class SwinStage(Stage):
     """Patches of an image, or merged tokens of the stage before, through blocks; returns tokens and their layout."""
 
-    def __init__(self, in_chans: int, dim: int, stride: int, blocks: Sequence[Block], *, first: bool) -> None:
+    def __init__(self, in_chans: int, dim: int, stride: int, blocks: Sequence[nn.Module], *, first: bool) -> None:
         super().__init__(dim, stride, blocks)
         self.patch_embed = (
             PatchEmbed(None, stride, in_chans, dim, norm_layer=partial(nn.LayerNorm, eps=NORM_EPS), output_fmt="NHWC")
@@ -107,38 +107,33 @@ class Swin(Backbone):
         mlp_ratios = per_stage("mlp_ratios", mlp_ratios, num_stages)
         windows = per_stage("windows", windows, num_stages, whole=True)
         self.attention = mechanism_of_stages(attention, num_stages)
-        drop_paths = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
-        layout, stages = Layout(self.img_size), []
-        for i, dim in enumerate(dims):
-            stride = patch_size if i == 0 else 2
-            layout = layout.shrunk(stride)
-            make_attention = partial(
-                _create_attention,
-                self.attention[i],
-                dim,
-                num_heads[i],
-                windows[i],
-                grid=layout.grid,
-                qkv_bias=qkv_bias,
-                proj_drop=proj_drop_rate,
-                alpha=alpha,
-                kernel_size=kernel_size,
-                options=attention_options,
-            )
-            blocks = [
-                Block(
-                    dim,
-                    make_attention(shifted=j % 2 == 1),
-                    mlp_ratio=mlp_ratios[i],
-                    norm_eps=NORM_EPS,
-                    drop_path=drop_path,
-                    proj_drop=proj_drop_rate,
-                )
-                for j, drop_path in enumerate(drop_paths[i])
-            ]
-            stages.append(SwinStage(dims[i - 1] if i else in_chans, dim, stride, blocks, first=i == 0))
+        make_attention = partial(
+            _create_attention,
+            qkv_bias=qkv_bias,
+            proj_drop=proj_drop_rate,
+            alpha=alpha,
+            kernel_size=kernel_size,
+            options=attention_options,
+        )
+
+        def make_block(i: int, j: int, grid: Grid, drop_path: float) -> Block:
+            attention = make_attention(self.attention[i], dims[i], num_heads[i], windows[i], shifted=j % 2 == 1, grid=grid)
+            options = {"norm_eps": NORM_EPS, "drop_path": drop_path, "proj_drop": proj_drop_rate}
+            return Block(dims[i], attention, mlp_ratio=mlp_ratios[i], **options)
+
+        def make_stage(i: int, stride: int, grid: Grid, blocks: Sequence[nn.Module]) -> Stage:
+            return SwinStage(dims[i - 1] if i else in_chans, dims[i], stride, blocks, first=i == 0)
+
         self.norm = nn.LayerNorm(dims[-1], eps=NORM_EPS)
-        self.finish(stages, feature_norms=feature_norms, norm_eps=NORM_EPS)
+        self.build_stages(
+            depths,
+            make_block,
+            make_stage,
+            patch_size=patch_size,
+            drop_path_rate=drop_path_rate,
+            feature_norms=feature_norms,
+            norm_eps=NORM_EPS,
+        )
         self.apply(initialise_linear)
 
     def no_weight_decay(self) -> set[str]:
