@@ -44,6 +44,10 @@ def test_everything_that_does_not_fit_is_listed_in_one_error_and_nothing_is_load
 
 
 def test_a_wrong_model_is_one_error():
+    """With every name in it, however many."""
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(small("pola_pvt_tiny"), {"extra": torch.ones(1)})
+    assert all(f"\n  {key}" in str(caught.value) for key in small("pola_pvt_tiny").state_dict())
     with pytest.raises(CheckpointError, match=r"does not fit pola_swin_tiny, and nothing was loaded:\n\d+ missing"):
         load_checkpoint(small("pola_swin_tiny"), published_state_dict(small("pola_pvt_tiny")))
     with pytest.raises(CheckpointError, match="does not fit softmax_pvt_tiny"):

@@ -129,3 +129,5 @@ def test_a_file_of_another_model_is_named(capsys: pytest.CaptureFixture[str], tm
     code, _, err = run(["convert", tmp_path / "deit.pth", tmp_path / "out.safetensors", "--model", "pola_deit_tiny"], capsys)
     assert code == 65
     assert err.rstrip().endswith("The file is a softmax_deit_tiny of 2 classes.")
+    assert " lines more" in err
+    assert len(err.splitlines()) < 50

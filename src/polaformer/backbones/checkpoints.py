@@ -13,7 +13,6 @@ from polaformer.attention.tables import Grid
 from polaformer.backbones.files import CheckpointError, read_metadata, read_state_dict, state_dict_in, write_safetensors
 from polaformer.backbones.fitting import Misfits, StateDict, fit, misfits, table_grids
 
-MOST_LISTED = 30
 _PRUNED = re.compile(r"(stages|blocks)\.\d+\.|norm\.|feature_norms\.")  # what `prune_intermediate_layers` may have dropped
 
 
@@ -104,8 +103,7 @@ def _message(origin: str, model: nn.Module, problems: Misfits) -> str:
     lines = [f"{origin} does not fit {name}, and nothing was loaded:"]
     for kind, found in zip(("missing in the file", "unexpected in the file", "different"), problems, strict=True):
         if found:
-            more = [f"  … and {len(found) - MOST_LISTED} more"] if len(found) > MOST_LISTED else []
-            lines += [f"{len(found)} {kind}:", *(f"  {line}" for line in found[:MOST_LISTED]), *more]
+            lines += [f"{len(found)} {kind}:", *(f"  {line}" for line in found)]
     if any(line.startswith("head.") for line in problems.different) and not problems.missing:
         lines.append("Other classes? Give the model the file's num_classes, or load with reset_head=True.")
     if problems.missing or problems.unexpected:

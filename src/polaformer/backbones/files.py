@@ -34,7 +34,7 @@ PREFIXES = ("module.", "_orig_mod.", "model.")  # before every name, where a wra
 class CheckpointError(ValueError):
     """A checkpoint cannot be read or does not fit; the message says what is wrong and what to do. Nothing was loaded.
 
-    misfits: for one that does not fit, all names of it; the message shows the first 30 of each kind.
+    misfits: for one that does not fit, the names that the message lists, by kind.
     """
 
     def __init__(self, message: str, misfits: Misfits | None = None) -> None:

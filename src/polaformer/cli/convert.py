@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from polaformer.backbones.checkpoints import Loaded
     from polaformer.backbones.files import CheckpointError
 
+MOST_LINES = 40  # of an error: what does not fit may be hundreds of names
+
 
 @dataclass(frozen=True)
 class Convert:
@@ -52,7 +54,7 @@ class Convert:
         try:
             model, loaded = self._loaded()
         except CheckpointError as error:
-            raise DataError(f"{error}{self._what_it_is(error)}") from error
+            raise DataError(f"{_shortened(str(error))}{self._what_it_is(error)}") from error
         with writing(str(self.target)):
             save_checkpoint(model, self.target)
         self._report(model, loaded)
@@ -123,3 +125,11 @@ class Convert:
         table.add_row("file", f"{size / 1e6:.1f} MB")
         table.add_row("tables resized", str(len(loaded.resized)))
         print_all(table, *loaded.resized, *(f"left out: {key}" for key in loaded.left_out))
+
+
+def _shortened(text: str) -> str:
+    """The beginning and the end of a text that would fill more than a screen."""
+    lines = text.split("\n")
+    if len(lines) <= MOST_LINES:
+        return text
+    return "\n".join([*lines[: MOST_LINES - 2], f"  … and {len(lines) - MOST_LINES + 1} lines more", lines[-1]])
