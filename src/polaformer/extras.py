@@ -2,9 +2,7 @@
 
 from importlib.util import find_spec
 
-
-class MissingExtraError(ImportError):
-    """A package of an optional extra is not installed; the message holds the command that installs it."""
+from polaformer.errors import MissingExtraError
 
 
 def require(extra: str, *packages: str) -> None:

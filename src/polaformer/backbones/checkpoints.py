@@ -51,12 +51,17 @@ def save_checkpoint(model: nn.Module, path: str | PathLike[str], *, metadata: Ma
 
     A model that was pruned for features is written as it is, and the file does not say how it was made.
     """
+    tensors = {key: tensor.detach().contiguous() for key, tensor in unwrapped(model).state_dict().items()}
+    write_safetensors(tensors, path, dict(metadata or {}) | model_metadata(model))
+
+
+def model_metadata(model: nn.Module) -> dict[str, str]:
+    """What a file of a model's weights says of the model: how it was made, and the grids of its tables."""
     inner = unwrapped(model)
     about = {"grids": json.dumps(table_grids(inner), sort_keys=True)}
     if getattr(inner, "built_from", None) and not getattr(inner, "pruned", False):
         about["model"] = json.dumps(inner.built_from, sort_keys=True, default=_as_json)
-    tensors = {key: tensor.detach().contiguous() for key, tensor in inner.state_dict().items()}
-    write_safetensors(tensors, path, dict(metadata or {}) | about)
+    return about
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from polaformer.backbones.fitting import Misfits, StateDict
+from polaformer.errors import DataError
 
 FORMAT = {"format": "polaformer", "version": "1"}
 # The authors' files hold their configuration, an object of a class that need not be installed; it is read as a plain dict.
@@ -31,7 +32,7 @@ MOST_WRAPPERS = 8  # how deep a state dict may lie in a file
 PREFIXES = ("module.", "_orig_mod.", "model.")  # before every name, where a wrapped model was saved
 
 
-class CheckpointError(ValueError):
+class CheckpointError(DataError):
     """A checkpoint cannot be read or does not fit; the message says what is wrong and what to do. Nothing was loaded.
 
     misfits: for one that does not fit, the names that the message lists, by kind.

@@ -1,6 +1,8 @@
 """Mistakes that end a command with one line and an exit code instead of a traceback."""
 
-INCORRECT, USAGE, BAD_DATA, CANNOT_WRITE, INTERRUPTED = 1, 2, 65, 74, 130
+from polaformer import errors
+
+INCORRECT, USAGE, BAD_DATA, DIVERGED, CANNOT_WRITE, INTERRUPTED = 1, 2, 65, 70, 74, 130
 
 
 class CommandError(Exception):
@@ -15,13 +17,26 @@ class UsageError(CommandError):
     exit_code = USAGE
 
 
-class DataError(CommandError):
-    """A file that was given is damaged or not what it should be."""
-
-    exit_code = BAD_DATA
-
-
 class WriteError(CommandError):
     """The results cannot be written."""
 
     exit_code = CANNOT_WRITE
+
+
+# What the library raises for things that a user can mend, and the code that the command ends with.
+CODES: dict[type[Exception], int] = {
+    errors.SettingsError: USAGE,
+    errors.DataError: BAD_DATA,
+    errors.DivergedError: DIVERGED,
+    errors.CannotWriteError: CANNOT_WRITE,
+}
+EXPECTED: tuple[type[Exception], ...] = (CommandError, errors.StoppedError, errors.MissingExtraError, *CODES)
+
+
+def exit_code(error: Exception) -> int:
+    """The code of an expected error; of a signal, 128 and its number, as shells have it."""
+    if isinstance(error, CommandError):
+        return error.exit_code
+    if isinstance(error, errors.StoppedError):
+        return 128 + error.number
+    return next((code for kind, code in CODES.items() if isinstance(error, kind)), USAGE)

@@ -1,6 +1,7 @@
 """The entry point: finds the command, parses its options, turns every expected failure into one line and an exit code."""
 
 import io
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -11,12 +12,18 @@ import tyro
 
 from polaformer import __version__
 from polaformer.cli.bench import BenchOp
+from polaformer.cli.check import Check
 from polaformer.cli.convert import Convert
 from polaformer.cli.demo import Demo
-from polaformer.cli.errors import INTERRUPTED, USAGE, CommandError, UsageError
+from polaformer.cli.demo_operator import DemoOperator
+from polaformer.cli.errors import EXPECTED, INTERRUPTED, UsageError, exit_code
+from polaformer.cli.evaluate import Evaluate
 from polaformer.cli.models import Models
 from polaformer.cli.output import print_all, print_line
-from polaformer.extras import MissingExtraError
+from polaformer.cli.predict import Predict
+from polaformer.cli.resume import Resume
+from polaformer.cli.train import Train
+from polaformer.errors import CannotWriteError, DataError
 
 
 class Command(Protocol):
@@ -27,7 +34,18 @@ class Command(Protocol):
         ...
 
 
-COMMANDS: dict[str, type[Command]] = {"demo": Demo, "models": Models, "convert": Convert, "bench op": BenchOp}
+COMMANDS: dict[str, type[Command]] = {
+    "demo": Demo,
+    "demo operator": DemoOperator,
+    "train": Train,
+    "resume": Resume,
+    "eval": Evaluate,
+    "predict": Predict,
+    "check": Check,
+    "models": Models,
+    "convert": Convert,
+    "bench op": BenchOp,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,12 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program = f"polaformer {name}".strip()
     try:
         return _run(name, words, program)
-    except CommandError as error:
-        print_line(f"{program}: {error}", stderr=True)
-        return error.exit_code
-    except MissingExtraError as error:
-        print_line(f"{program}: {error}", stderr=True)
-        return USAGE
+    except EXPECTED as error:
+        _tell(program, error)
+        return exit_code(error)
     except KeyboardInterrupt:
         print_line(f"{program}: stopped by Ctrl-C", stderr=True)
         return INTERRUPTED
@@ -55,8 +70,16 @@ def _run(name: str, words: Sequence[str], program: str) -> int:
     if name not in COMMANDS:
         return _without_command(name, words)
     options = words[len(name.split()) :]
+    if name == "train":  # the options depend on the recipe
+        return Train.run_words(options)
     command = tyro.cli(COMMANDS[name], prog=program, args=options, config=(tyro.conf.FlagCreatePairsOff,))
     return command.run()
+
+
+def _tell(program: str, error: Exception) -> None:
+    """Of several processes that all find the same thing wrong, one says so."""
+    if os.environ.get("RANK", "0") == "0" or isinstance(error, DataError | CannotWriteError):
+        print_line(f"{program}: {error}", stderr=True)
 
 
 def _command_name(words: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The demo's findings as tables and as a record for JSON."""
+"""The findings of `polaformer demo operator` as tables and as a record for JSON."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from polaformer import __version__
-from polaformer.cli.demo import POWER, QUERIES_AND_KEYS, SHAPE, Findings
+from polaformer.cli.demo_operator import POWER, QUERIES_AND_KEYS, SHAPE, Findings
 from polaformer.cli.output import machine_lines, new_table, print_all, threads_text
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def show(findings: Findings, paths: Sequence[Path]) -> None:
 def as_record(findings: Findings, seed: int) -> dict[str, Any]:
     """Everything as numbers and strings, for JSON."""
     return {
-        "command": "demo",
+        "command": "demo operator",
         "version": __version__,
         "seed": seed,
         "machine": findings.machine,

@@ -1,0 +1,93 @@
+"""What a training shows while it runs: a bar with rate, loss, accuracy and time left, or lines where there is no terminal."""
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from polaformer.cli.output import print_line
+
+
+class TrainingView:
+    """Tells of a training on stderr; give it to the loop as `watch`."""
+
+    def __init__(self, name: str, batch_size: int, epochs: int) -> None:
+        self.name, self.batch_size, self.epochs = name, batch_size, epochs
+        self.is_terminal = Console(stderr=True).is_terminal
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[numbers]}"))
+        self.bar = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), disable=not self.is_terminal)
+        self.task: TaskID | None = None
+        self.accuracy = ""
+        self.loss = 0.0
+        self.started: tuple[float, int] | None = None
+
+    def __enter__(self) -> "TrainingView":
+        self.bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.bar.stop()
+
+    def __call__(self, event: str, record: dict[str, Any]) -> None:
+        """One thing that happened."""
+        if event == "update":
+            self._update(record)
+        elif event == "eval":
+            self._evaluated(record)
+        elif event == "resumed":
+            self._say(f"resumed from {record['path']}, step {record['step']} of {record['total']}")
+        elif event == "note":
+            self._say(record["text"])
+        elif event == "bad images":
+            self._say(f"{len(record['images'])} images of this epoch could not be used: " + "; ".join(record["images"][:3]))
+
+    def _update(self, record: dict[str, Any]) -> None:
+        step, total = record["step"], record["total"]
+        now = time.monotonic()
+        if self.started is None:
+            self.started = now, step
+        self.loss = record["loss"]
+        self.step, self.total = step, total
+        if not self.is_terminal:
+            return
+        if self.task is None:
+            self.task = self.bar.add_task(self.name, total=total, numbers="")
+        self.bar.update(self.task, completed=step, description=self._title(step, total), numbers=self._numbers())
+
+    def _title(self, step: int, total: int) -> str:
+        epoch = min(self.epochs, 1 + (step - 1) * self.epochs // total)
+        return f"{self.name}, epoch {epoch}/{self.epochs}"
+
+    def _numbers(self) -> str:
+        assert self.started is not None
+        begun, first = self.started
+        done, seconds = self.step - first, time.monotonic() - begun
+        if not done or not seconds:
+            return f"loss {self.loss:.3f}"
+        left = seconds / done * (self.total - self.step)
+        rate = done * self.batch_size / seconds
+        return f"{rate:,.0f} images/s, loss {self.loss:.3f}{self.accuracy}, {_duration(left)} left, spent"
+
+    def _evaluated(self, record: dict[str, Any]) -> None:
+        self.accuracy = f", accuracy {record['accuracy']:.2f} %"
+        if not self.is_terminal and self.started is not None:
+            self._say(f"{self._title(record['step'], self.total)}: {self._numbers().removesuffix(', spent')}")
+
+    def _say(self, text: str) -> None:
+        if self.is_terminal:
+            self.bar.console.print(text, markup=False, highlight=False)
+        else:
+            print_line(text, stderr=True)
+            sys.stderr.flush()
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

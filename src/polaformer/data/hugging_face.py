@@ -1,0 +1,71 @@
+"""Data sets in the form of Hugging Face, from a folder of this machine, through timm's reader."""
+
+from pathlib import Path
+from typing import Any
+
+from PIL.Image import Image
+
+from polaformer.data.images import decode
+from polaformer.errors import DataError, ImageError
+from polaformer.extras import require
+
+
+class HuggingFace:
+    """One split, its images under `image` and its labels under `label`."""
+
+    def __init__(self, root: Path, split: str) -> None:
+        from timm.data.readers.reader_hfds import ReaderHfds
+
+        self.reader = ReaderHfds(str(root), split=split)
+        self.split = split
+        by_label = sorted((label, name) for name, label in self.reader.class_to_idx.items())
+        self.classes = tuple(name for _, name in by_label)
+        self.labels = [int(label) for label in self.reader.dataset["label"]]
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    def name(self, index: int) -> str:
+        """The split and the place in it."""
+        return f"{self.split}/{index}"
+
+    def read(self, index: int, channels: int) -> Image:
+        """The image."""
+        return decode(self.content(index), self.name(index), channels=channels)
+
+    def content(self, index: int) -> bytes:
+        """The bytes of the file."""
+        try:
+            file, _ = self.reader[index]
+            with file:
+                return file.read()
+        except (OSError, AssertionError) as error:
+            raise ImageError(f"{self.name(index)} cannot be read: {error}; check the data set") from error
+
+
+def open_splits(folder: str) -> tuple[HuggingFace, HuggingFace | None]:
+    """The training split, and the validation or test split where there is one; raises DataError. Nothing is downloaded."""
+    require("data", "datasets")
+    root = Path(folder)
+    if not root.is_dir():
+        raise DataError(f"there is no folder {folder}; download the data set first, and give its folder after hfds:")
+    splits = _split_names(root)
+    if "train" not in splits:
+        raise DataError(f"{folder} has the splits {', '.join(splits) or 'none'}; a split 'train' is needed")
+    val = next((name for name in ("validation", "val", "test") if name in splits), None)
+    try:
+        train = HuggingFace(root, "train")
+        return train, None if val is None else HuggingFace(root, val)
+    except (KeyError, ValueError, AttributeError) as error:
+        raise DataError(f"{folder} has no images under 'image' with labels under 'label': {error}") from error
+
+
+def _split_names(root: Path) -> list[str]:
+    import datasets
+
+    try:
+        found: Any = datasets.get_dataset_split_names(str(root))
+    except Exception as error:
+        # The library raises whatever its readers raise.
+        raise DataError(f"{root} is no data set that the package `datasets` can read: {error}") from error
+    return list(found)

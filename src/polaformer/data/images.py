@@ -1,0 +1,85 @@
+"""Bytes to images: the only place that decodes. The header is read first, so that a bomb is refused before it swells.
+
+What is read: JPEG, PNG, WebP, BMP, GIF, TIFF, PPM; of several frames the first; turned upright as EXIF says; transparency is
+dropped, as torchvision and timm do; more than 8 bits a channel are scaled to 8.
+"""
+
+import io
+import warnings
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from polaformer.errors import ImageError
+
+MOST_PIXELS = 64_000_000
+FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+
+# Ours refuses what it warns of.
+warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+
+
+def read_image(path: str | PathLike[str], *, channels: int = 3, most_pixels: int = MOST_PIXELS) -> Image.Image:
+    """The image in a file, in RGB or, of one channel, in grey; raises ImageError."""
+    try:
+        content = Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ImageError(f"{shown(path)} cannot be read: {reason}; check the path, or remove it from the data") from error
+    return decode(content, shown(path), channels=channels, most_pixels=most_pixels)
+
+
+def decode(content: bytes, name: str, *, channels: int = 3, most_pixels: int = MOST_PIXELS) -> Image.Image:
+    """The image that `content` encodes, in RGB or, of one channel, in grey; raises ImageError, which tells the name."""
+    if not content:
+        raise ImageError(f"{name} is empty; fetch it again, or remove it from the data")
+    try:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            if image.width * image.height > most_pixels:
+                raise ImageError(
+                    f"{name} has {image.width}×{image.height} pixels, more than the {most_pixels:,} that are allowed; "
+                    "make it smaller, or remove it from the data"
+                )
+            image.load()
+            return _as_mode(_upright(image), "RGB" if channels == 3 else "L")
+    except ImageError:
+        raise
+    except Exception as error:
+        # A damaged file fails in many ways inside Pillow; none of them may pass as anything but a damaged file.
+        kind = "is no image that can be read" if isinstance(error, UnidentifiedImageError) else "is damaged"
+        reason = "" if isinstance(error, UnidentifiedImageError) else f": {str(error) or type(error).__name__}"
+        allowed = ", ".join(one for one in FORMATS if one != "MPO")
+        raise ImageError(f"{name} {kind}{reason}; {allowed} are read: fetch it again, or remove it from the data") from error
+
+
+def from_array(pixels: np.ndarray, *, channels: int = 3) -> Image.Image:
+    """The image of an array of bytes, (height, width) or (height, width, 3), in RGB or in grey."""
+    return _as_mode(Image.fromarray(pixels), "RGB" if channels == 3 else "L")
+
+
+def shown(path: str | PathLike[str]) -> str:
+    """The path as text that can be printed and put into JSON, whatever bytes its name has."""
+    return str(path).encode("utf-8", "backslashreplace").decode().replace("\n", "\\n")
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:
+        # Damaged notes of the camera; the pixels are whole.
+        return image
+
+
+def _as_mode(image: Image.Image, mode: str) -> Image.Image:
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image).astype(np.uint32) // 257).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        pixels = np.nan_to_num(np.asarray(image, dtype=np.float64))
+        largest = 65535.0 if image.mode == "I" else max(float(pixels.max()), 1.0)
+        image = Image.fromarray((255 * pixels / largest).clip(0, 255).astype(np.uint8))
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image if image.mode == mode else image.convert(mode)

@@ -1,0 +1,40 @@
+"""What can go wrong in a way that a user can mend. Each message says where, what was given, what is allowed, and what to do."""
+
+from collections.abc import Sequence
+
+
+class DataError(ValueError):
+    """A file or folder that was given is damaged, or not what it should be."""
+
+
+class ImageError(DataError):
+    """One image cannot be used."""
+
+
+class SettingsError(ValueError):
+    """A configuration that makes no sense; holds everything that is wrong with it, not only the first thing."""
+
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        many = f"{len(self.problems)} problems, and nothing was started:\n  "
+        super().__init__(self.problems[0] if len(self.problems) == 1 else many + "\n  ".join(self.problems))
+
+
+class CannotWriteError(OSError):
+    """A result cannot be written; what was there before is still there."""
+
+
+class DivergedError(RuntimeError):
+    """Training met a loss or gradient that is not finite, and stopped before using it."""
+
+
+class StoppedError(Exception):
+    """Training was asked to stop by a signal, and has saved its state."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.number = number
+
+
+class MissingExtraError(ImportError):
+    """A package of an optional extra is not installed; the message holds the command that installs it."""

@@ -1,0 +1,1 @@
+"""Everything that a training is made of, as frozen dataclasses; importable without PyTorch."""

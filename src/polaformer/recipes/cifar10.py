@@ -1,0 +1,38 @@
+"""CIFAR-10 in minutes on a CPU: a small PVT, to compare mechanisms on real pictures. Not of the paper."""
+
+from polaformer.recipes.classification import Classification
+
+POLA_PVT_NANO = Classification(
+    name="cifar10/pola-pvt-nano",
+    paper="none; a run of minutes on two CPU cores",
+    expected="docs/results.md has the run",
+    model="pola_pvt_tiny",
+    img_size=32,
+    patch_size=4,
+    dims=(48, 96, 160, 192),
+    depths=(2, 2, 2, 1),
+    num_heads=(1, 2, 4, 4),
+    mlp_ratios=(4.0, 4.0, 3.0, 3.0),
+    drop_path_rate=0.0,
+    mean=(0.4914, 0.4822, 0.4465),
+    std=(0.247, 0.2435, 0.2616),
+    epochs=10,
+    warmup_epochs=1,
+    batch_size=128,
+    lr=1e-3,
+    warmup_lr=1e-5,
+    min_lr=1e-5,
+    lr_images=0,
+    clip_norm=5.0,
+    crop_scale=(0.5, 1.0),
+    crop_pct=1.0,
+    auto_augment=None,
+    color_jitter=0.0,
+    erase_prob=0.0,
+    mixup=0.0,
+    cutmix=0.0,
+    smoothing=0.1,
+    num_workers=1,
+)
+
+RECIPES = (POLA_PVT_NANO,)

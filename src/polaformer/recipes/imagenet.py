@@ -1,0 +1,103 @@
+"""ImageNet-1K, tables 1 and 4 of the paper: every variant, with the paper's 400 epochs and with the released configurations.
+
+`imagenet/pola-swin-tiny` is the paper: 400 epochs, 20 of them warm-up, AdamW, 1e-3 for 1,024 images, weight decay 0.05; what
+the paper does not say (smallest rates, clipping, batch, drop path) is taken from the released configuration of the same model.
+`imagenet/pola-swin-tiny-300` is that configuration: 300 epochs, for PVT 5 of warm-up and 10 more at the smallest rate.
+`imagenet/pola-swin-base-384` tunes weights of 224 pixels for 30 epochs at 384; released for Swin-B, and used here for S and T.
+For DeiT and PVTv2 nothing was released: PVTv2 follows FLatten's configurations, which equal its PVT's; DeiT the paper's text.
+
+The row of a rival is an override of `attention`: --attention softmax, --attention linear, … None of these was run by us: each
+needs about eight GPUs for days.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from polaformer.recipes.classification import Classification
+
+
+class Row(NamedTuple):
+    """What differs between variants: images an update on eight GPUs, the largest norm of gradients, the paper's top-1 in %."""
+
+    batch_size: int
+    clip_norm: float | None
+    top1: float | None
+    table: str = "Table 4"
+
+
+ROWS = {
+    "pola_deit_tiny": Row(1024, None, 74.6, "Table 1"),
+    "pola_deit_small": Row(1024, None, None),
+    "pola_deit_base": Row(1024, None, None),
+    "pola_pvt_tiny": Row(1024, None, 78.8),
+    "pola_pvt_small": Row(512, None, 81.9),
+    "pola_pvt_medium": Row(512, 1.0, None),
+    "pola_pvt_large": Row(256, 1.0, None),
+    "pola_pvt_v2_b0": Row(1024, None, 72.3),
+    "pola_pvt_v2_b1": Row(1024, None, 80.2),
+    "pola_pvt_v2_b2": Row(1024, None, None),
+    "pola_pvt_v2_b3": Row(1024, 1.0, None),
+    "pola_pvt_v2_b4": Row(512, 1.0, None),
+    "pola_pvt_v2_b5": Row(512, 1.0, None),
+    "pola_swin_tiny": Row(1024, 5.0, 82.6, "Table 1"),
+    "pola_swin_small": Row(1024, 5.0, 83.6),
+    "pola_swin_base": Row(512, 5.0, 83.8),
+}
+FINE_TUNED = {"pola_swin_tiny_384": None, "pola_swin_small_384": 84.7, "pola_swin_base_384": None}
+
+
+def _recipe_name(model: str, suffix: str = "") -> str:
+    return f"imagenet/{model.replace('_', '-')}{suffix}"
+
+
+def _expected(top1: float | None, epochs: int) -> str:
+    if top1 is None:
+        return "the paper has no number for this model"
+    said = f"{top1} % top-1 on the 50,000 validation images, as the paper says"
+    return said if epochs == 400 else f"{said} for 400 epochs; the released configuration has {epochs}"
+
+
+def _paper(model: str, row: Row) -> Classification:
+    return Classification(
+        name=_recipe_name(model),
+        paper=f"{row.table}, {model}, 400 epochs" if row.top1 else "the paper has no row of this model",
+        expected=_expected(row.top1, 400),
+        model=model,
+        epochs=400,
+        batch_size=row.batch_size,
+        clip_norm=row.clip_norm,
+    )
+
+
+def _released(model: str, row: Row) -> Classification:
+    recipe = replace(_paper(model, row), name=_recipe_name(model, "-300"), expected=_expected(row.top1, 300), epochs=300)
+    if "pvt" in model:
+        recipe = replace(recipe, warmup_epochs=5, cooldown_epochs=10, warmup_lr=1e-6, min_lr=1e-5)
+    return replace(recipe, paper=f"{recipe.paper.split(', 400')[0]}; the released configuration's 300 epochs")
+
+
+def _fine_tuned(model: str, top1: float | None) -> Classification:
+    said = f"{top1} % top-1, as the paper says" if top1 else "the paper has no number for this model"
+    return Classification(
+        name=_recipe_name(model),
+        paper=f"Table 4, {model}: 30 epochs at 384 pixels from weights of 224",
+        expected=said,
+        needs_checkpoint=True,
+        model=model,
+        img_size=384,
+        crop_pct=1.0,
+        epochs=30,
+        warmup_epochs=5,
+        batch_size=256,
+        lr=2e-5,
+        warmup_lr=2e-8,
+        min_lr=2e-7,
+        weight_decay=1e-8,
+    )
+
+
+RECIPES = (
+    *(_paper(model, row) for model, row in ROWS.items()),
+    *(_released(model, row) for model, row in ROWS.items()),
+    *(_fine_tuned(model, top1) for model, top1 in FINE_TUNED.items()),
+)

@@ -1,0 +1,102 @@
+"""Image classification: the loss, and the counts of an evaluation.
+
+# B batch, K classes
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.data import Mixup
+from torch import Tensor, nn
+
+from polaformer.data.samples import Batch
+
+TOP = 5
+
+
+@dataclass(frozen=True)
+class Classification:
+    """What training asks of a task: the loss of a batch, and counts that add up over batches and processes.
+
+    mixup: timm's, which draws from NumPy's generator; None for none. smoothing: of labels, where there is no mixup.
+    """
+
+    num_classes: int
+    mixup: Mixup | None = None
+    smoothing: float = 0.0
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The mean cross-entropy of the batch, of mixed images against mixed labels where there is mixup."""
+        if self.mixup is None:
+            return F.cross_entropy(_wide(model(batch.images)), batch.labels, label_smoothing=self.smoothing)
+        images, targets = self.mixup(batch.images, batch.labels)
+        logits = _wide(model(images))
+        return F.cross_entropy(logits, targets.to(logits.dtype))
+
+    def new_counts(self) -> "Counts":
+        """Nothing counted yet."""
+        return Counts(self.num_classes)
+
+
+@dataclass
+class Counts:
+    """What a model gets right: whole numbers, and so exactly equal whatever the number of processes."""
+
+    num_classes: int
+    confusion: Tensor = field(init=False)  # (K, K): how often class i was taken for class j
+    top5: int = 0
+    loss: float = 0.0  # summed
+    bad: list[str] = field(default_factory=list)  # a line for every image that could not be used
+
+    def __post_init__(self) -> None:
+        self.confusion = torch.zeros(self.num_classes, self.num_classes, dtype=torch.int64)
+
+    def add(self, model: nn.Module, batch: Batch) -> None:
+        """Counts one batch."""
+        self.bad += batch.bad
+        if not len(batch.labels):
+            return
+        logits = _wide(model(batch.images))  # (B, K)
+        best = logits.topk(min(TOP, self.num_classes)).indices
+        self.top5 += int((best == batch.labels[:, None]).any(dim=1).sum())
+        self.loss += float(F.cross_entropy(logits, batch.labels, reduction="sum"))
+        places = (batch.labels * self.num_classes + best[:, 0]).cpu()
+        self.confusion += torch.bincount(places, minlength=self.num_classes**2).view_as(self.confusion)
+
+    def summed(self, reduce: Callable[[Tensor], Tensor]) -> "Counts":
+        """The counts of all processes, given what sums a tensor of float64 over them; the list of images stays one's own."""
+        scalars = torch.tensor([float(self.top5), self.loss], dtype=torch.float64)
+        total = reduce(torch.cat([scalars, self.confusion.flatten().double()]))
+        found = Counts(self.num_classes, int(total[0]), float(total[1]), self.bad)
+        found.confusion = total[2:].round().long().view_as(self.confusion)
+        return found
+
+    @property
+    def samples(self) -> int:
+        """How many were evaluated."""
+        return int(self.confusion.sum())
+
+    @property
+    def top1(self) -> int:
+        """How many had their own class as the best."""
+        return int(self.confusion.trace())
+
+    def record(self) -> dict[str, Any]:
+        """The counts and the shares that follow from them, for journals and tables; accuracies in %."""
+        total = max(self.samples, 1)
+        accuracies = {"accuracy": 100 * self.top1 / total, "top5_accuracy": 100 * self.top5 / total}
+        return {
+            "samples": self.samples,
+            "correct": self.top1,
+            "correct_top5": self.top5,
+            **accuracies,
+            "loss": self.loss / total,
+        }
+
+
+def _wide(logits: Tensor) -> Tensor:
+    """In float32 at least, in which losses are computed."""
+    return logits if logits.dtype == torch.float64 else logits.float()

@@ -1,0 +1,71 @@
+"""What is left behind when a loss or gradient is not finite: the batch, and a way to run it again."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from polaformer.data.randomness import derive, reseed
+from polaformer.data.samples import Batch
+from polaformer.errors import DataError
+from polaformer.training.engine import Engine, NonFiniteError
+from polaformer.training.evaluation import moved
+from polaformer.training.run import writing
+
+FOLDER = "diverged"
+
+
+class Replay(NamedTuple):
+    """What a batch does to the weights as they were: the loss, and the names of parameters whose gradients are not finite."""
+
+    loss: float
+    grad_norm: float
+    bad_parameters: list[str]
+
+
+def leave_behind(folder: Path, parts: Sequence[Batch], names: list[str], error: NonFiniteError, about: dict[str, int]) -> Path:
+    """Writes the parts of the update as they went into the model, and what is known of it, into one file.
+
+    about: the step, the rank of the process and the seed, from which the draws of mixup, dropout and drop path follow.
+    """
+    target = folder / FOLDER / f"step-{about['step']:09d}-rank-{about['rank']}.safetensors"
+    known = {**about, "lr": error.lr, "loss": repr(error.loss), "grad_norm": repr(error.grad_norm), "names": names}
+    tensors = {f"{kind}.{n}": getattr(part, kind) for n, part in enumerate(parts) for kind in ("images", "labels", "indices")}
+    with writing(target):
+        target.parent.mkdir(exist_ok=True)
+        save_file(tensors, target, {"about": json.dumps(known)})
+    return target
+
+
+def read(path: Path) -> tuple[list[Batch], dict[str, Any]]:
+    """The parts and what is known of them; raises DataError."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, it is not a dict
+            about = json.loads(file.metadata()["about"])
+        kinds = ("images", "labels", "indices")
+        numbers = range(sum(key.startswith("images.") for key in tensors))
+        return [Batch(**{kind: tensors[f"{kind}.{n}"] for kind in kinds}, bad=[]) for n in numbers], about
+    except Exception as error:
+        # safetensors and JSON have their own errors for what is not theirs.
+        raise DataError(f"{path} is no file of a diverged step: {error}; give one from {FOLDER}/") from error
+
+
+def replay(engine: Engine, parts: Sequence[Batch], about: dict[str, Any]) -> Replay:
+    """The same loss and gradients once more, with the weights that the engine has; nothing is updated."""
+    reseed(derive("step", about["seed"], about["step"], about["rank"]))
+    model: nn.Module = engine.inner.train()
+    losses: list[Tensor] = []
+    for part in parts:
+        with engine.accelerator.autocast():
+            losses.append(engine.task.loss(model, moved(part, model, engine.accelerator)))
+        (losses[-1] / len(parts)).backward()
+    gradients = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+    bad = [name for name, gradient in gradients.items() if not bool(gradient.isfinite().all())]
+    norm = torch.nn.utils.get_total_norm(gradients.values())
+    return Replay(float(torch.stack(losses).mean().detach()), float(norm), bad)

@@ -1,0 +1,165 @@
+"""A model under training: its optimiser, schedule and average, one update at a time, and all of it as bytes and back."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from math import isfinite
+from typing import Any, NamedTuple
+
+import torch
+from accelerate import Accelerator
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
+
+from polaformer.backbones.checkpoints import unwrapped
+from polaformer.data.randomness import derive, reseed
+from polaformer.data.samples import Batch
+from polaformer.training.checkpoint import DamagedError
+from polaformer.training.evaluation import Task, count, moved
+from polaformer.training.optim import Schedule, create_optimizer, restore_state, state_tensors
+from polaformer.training.processes import sum_over
+from polaformer.training.settings import Settings
+
+
+@dataclass
+class Progress:
+    """How far a training is; with the weights, all that a resumed run needs to know."""
+
+    step: int = 0
+    evaluated: int = 0  # the step of the last evaluation; 0 if there was none
+    loss: float = 0.0  # summed since the last line of the journal
+    updates: int = 0  # that it was summed over
+    journal: int = 0  # bytes
+    bad: list[str] = field(default_factory=list)  # lines on images of this epoch that could not be used
+
+
+class Update(NamedTuple):
+    """What came of an update."""
+
+    loss: float  # the mean over all processes
+    grad_norm: float
+    lr: float
+    stop: bool  # whether a process was asked to stop
+
+
+class NonFiniteError(ArithmeticError):
+    """The loss or the gradient is not finite; nothing was updated. `mine`: whether this process' own loss is not."""
+
+    def __init__(self, loss: float, grad_norm: float, lr: float, mine: bool) -> None:
+        super().__init__(f"the loss is {loss:g} and the norm of the gradient {grad_norm:g}")
+        self.loss, self.grad_norm, self.lr, self.mine = loss, grad_norm, lr, mine
+
+
+class Engine:
+    """The parts of a training that change with every update."""
+
+    def __init__(
+        self, model: nn.Module, task: Task, settings: Settings, steps_per_epoch: int, accelerator: Accelerator
+    ) -> None:
+        self.task, self.settings, self.accelerator = task, settings, accelerator
+        if settings.precision == "fp64":
+            model = model.double()
+        if settings.grad_checkpointing:
+            model.set_grad_checkpointing(True)  # type: ignore[operator]
+        self.inner = model.to(accelerator.device)
+        self.ema = None if settings.ema_decay is None else ModelEmaV3(self.inner, decay=settings.ema_decay)
+        optimizer = create_optimizer(self.inner, settings)
+        compiled = torch.compile(self.inner) if settings.compile else self.inner
+        self.model, self.optimizer = accelerator.prepare(compiled, optimizer)
+        self.raw_optimizer = optimizer
+        self.schedule = Schedule(optimizer, settings, steps_per_epoch)
+
+    @property
+    def best_model(self) -> nn.Module:
+        """What is evaluated and shipped: the average of the weights where there is one."""
+        return self.inner if self.ema is None else self.ema.module
+
+    def update(self, parts: Sequence[Batch], step: int, *, stop: bool = False) -> Update:
+        """One step of the optimiser; raises NonFiniteError, in all processes, before anything has changed."""
+        reseed(derive("step", self.settings.seed, step, self.accelerator.process_index))
+        lr = self.schedule.set(step)
+        self.model.train()
+        mine = sum(self._backward(part, last=part is parts[-1]) for part in parts) / len(parts)
+        self.accelerator.unscale_gradients(self.optimizer)
+        grad_norm = float(self._clip())
+        shared = torch.tensor([mine, not isfinite(mine), stop], dtype=torch.float64)
+        loss, broken, stopping = sum_over(self.accelerator, shared).tolist()
+        loss /= self.accelerator.num_processes
+        # The scaler of fp16 skips updates with gradients that are not finite, and carries on with a smaller scale.
+        if broken or not (isfinite(grad_norm) or self.accelerator.scaler is not None):
+            self.optimizer.zero_grad()
+            raise NonFiniteError(loss, grad_norm, lr, not isfinite(mine) or not broken)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.ema is not None:
+            self.ema.update(self.inner, step=step)
+        return Update(loss, grad_norm, lr, stopping > 0)
+
+    def _backward(self, part: Batch, *, last: bool) -> float:
+        """Adds a part's gradients to the others; they are summed over processes with the last part."""
+        together = nullcontext() if last else self.accelerator.no_sync(self.model)
+        with together:
+            with self.accelerator.autocast():
+                loss = self.task.loss(self.model, moved(part, self.inner, self.accelerator))
+            self.accelerator.backward(loss / self.settings.accumulation)
+        return float(loss.detach())
+
+    def _clip(self) -> Tensor:
+        gradients = [parameter.grad for parameter in self.inner.parameters() if parameter.grad is not None]
+        norm = get_total_norm(gradients, foreach=None)
+        if self.settings.clip_norm is not None:
+            nn.utils.clip_grads_with_norm_(self.inner.parameters(), self.settings.clip_norm, norm)
+        return norm
+
+    def count(self, batches: Iterable[Batch]) -> Any:
+        """The counts of the model that is shipped, on the batches of all processes."""
+        return count(self.best_model, self.task, batches, self.accelerator)
+
+    def files(self, progress: Progress, metadata: dict[str, str], *, seconds: float) -> dict[str, bytes]:
+        """All that a resumed run needs, as the files of a checkpoint."""
+        scaler = self.accelerator.scaler
+        state = {
+            "progress": asdict(progress),
+            "processes": self.accelerator.num_processes,
+            "wall": {"seconds": seconds},
+            "scaler": scaler.state_dict() if scaler is not None else None,
+        }
+        found = {
+            "state.json": (json.dumps(state, indent=1, sort_keys=True) + "\n").encode(),
+            "model.safetensors": save(_tensors(self.inner), metadata),
+            "optimizer.safetensors": save(state_tensors(self.raw_optimizer, self.inner)),
+        }
+        if self.ema is not None:
+            found["ema.safetensors"] = save(_tensors(self.ema.module), metadata)
+        return found
+
+    def restore(self, files: dict[str, bytes]) -> tuple[Progress, dict[str, Any]]:
+        """Takes everything from the files of a checkpoint, and says how it was come by (seconds, processes).
+
+        Raises DamagedError where the files are not of this training.
+        """
+        try:
+            state = json.loads(files["state.json"])
+            self.inner.load_state_dict(load(files["model.safetensors"]))
+            restore_state(self.raw_optimizer, self.inner, load(files["optimizer.safetensors"]))
+            if self.ema is not None:
+                self.ema.module.load_state_dict(load(files["ema.safetensors"]))
+            if self.accelerator.scaler is not None and state["scaler"] is not None:
+                self.accelerator.scaler.load_state_dict(state["scaler"])
+            about = {"seconds": float(state["wall"]["seconds"]), "processes": int(state["processes"])}
+            return Progress(**state["progress"]), about
+        except (KeyError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
+            raise DamagedError(f"the checkpoint is not of this training: {error}; start a new one") from error
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().contiguous() for name, tensor in unwrapped(model).state_dict().items()}
+
+
+def taken(parts: Iterator[Batch], number: int) -> list[Batch]:
+    """The next parts of an update."""
+    return [next(parts) for _ in range(number)]

@@ -1,0 +1,98 @@
+"""The journal of a run: a line of JSON for every so many updates and every evaluation, and the same as CSV and for TensorBoard.
+
+What was measured with a clock stands under "wall"; everything else is equal, bit for bit, in a run that was killed and resumed.
+"""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from polaformer.errors import DataError
+
+NAME = "journal.jsonl"
+
+
+class Journal:
+    """Appends lines to the journal of a run; `size` bytes of it are what a checkpoint knows of."""
+
+    def __init__(self, folder: Path, size: int = 0) -> None:
+        self.path = folder / NAME
+        self.handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o666)
+        if os.fstat(self.handle).st_size < size:
+            os.close(self.handle)
+            raise DataError(f"{self.path} is shorter than when the checkpoint was written; restore it, or start a new run")
+        os.ftruncate(self.handle, size)  # lines after the checkpoint will be written again
+        os.lseek(self.handle, size, os.SEEK_SET)
+        self.size = size
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Appends one line."""
+        line = (json.dumps(record, sort_keys=True, allow_nan=False) + "\n").encode()
+        os.write(self.handle, line)
+        self.size += len(line)
+
+    def sync(self) -> None:
+        """Waits until the disk has all lines."""
+        os.fsync(self.handle)
+
+    def close(self) -> None:
+        """Ends the writing."""
+        os.close(self.handle)
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """The whole lines of a journal; a last one that was cut off by a kill is left out."""
+    return list(_lines(folder / NAME))
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        return
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1], start=1):
+        try:
+            yield json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{path}, line {number} is no JSON: {error}; restore the file") from error
+
+
+def write_csv(folder: Path) -> Path:
+    """metrics.csv: the journal as a table, one row a line, one column a name."""
+    rows = [_flat(record) for record in read(folder)]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    path = folder / "metrics.csv"
+    temporary = folder / ".metrics.csv.tmp"
+    temporary.write_text(text.getvalue(), encoding="utf-8")
+    os.replace(temporary, path)
+    return path
+
+
+def _flat(record: dict[str, Any]) -> dict[str, Any]:
+    wall = record.get("wall", {})
+    return {name: value for name, value in record.items() if not isinstance(value, dict | list)} | wall
+
+
+class Board:
+    """Numbers for TensorBoard; after a resume, those of later steps than `first_step` are dropped."""
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """The numbers of one line of the journal."""
+        for name, value in _flat(record).items():
+            if isinstance(value, int | float) and name not in ("step", "epoch"):
+                self.writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
+
+    def close(self) -> None:
+        """Ends the writing."""
+        self.writer.close()

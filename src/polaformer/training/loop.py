@@ -1,0 +1,268 @@
+"""The loop: updates, journal, evaluations, checkpoints; the same for every task, one process or many, begun or resumed."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import nn
+
+from polaformer.data.samples import Batch
+from polaformer.errors import DataError, DivergedError, StoppedError
+from polaformer.training import checkpoint, divergence
+from polaformer.training.engine import Engine, NonFiniteError, Progress, Update, taken
+from polaformer.training.evaluation import Task
+from polaformer.training.journal import Board, Journal, write_csv
+from polaformer.training.processes import sum_over
+from polaformer.training.run import Run, writing
+from polaformer.training.settings import Settings
+from polaformer.training.stopping import Stop
+
+
+class Job(Protocol):
+    """What is trained, on what: made by a recipe."""
+
+    @property
+    def model(self) -> nn.Module:
+        """What is trained."""
+        ...
+
+    @property
+    def task(self) -> Task:
+        """What it learns."""
+        ...
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Updates of an epoch."""
+        ...
+
+    def training_batches(self, first_step: int, rank: int, world: int) -> Iterator[Batch]:
+        """The parts of every update from `first_step` on, without end."""
+        ...
+
+    def evaluation_batches(self, rank: int, world: int) -> Iterator[Batch]:
+        """What a process evaluates."""
+        ...
+
+    def name(self, index: int) -> str:
+        """What to call a training sample."""
+        ...
+
+    def metadata(self) -> dict[str, str]:
+        """What the files of weights say besides the weights."""
+        ...
+
+    def most_bad(self) -> int | None:
+        """How many samples of an epoch may turn out to be unusable; None where the first one ends the run."""
+        ...
+
+
+Watch = Callable[[str, dict[str, Any]], None]
+
+
+class Training:
+    """One run of one job. `watch` is told of what happens, in every process: a word and a record."""
+
+    def __init__(self, job: Job, settings: Settings, run: Run, accelerator: Accelerator, watch: Watch) -> None:
+        self.job, self.settings, self.run, self.accelerator, self.watch = job, settings, run, accelerator, watch
+        self.rank, self.world, self.is_main = accelerator.process_index, accelerator.num_processes, accelerator.is_main_process
+        self.total = (settings.epochs + settings.cooldown_epochs) * job.steps_per_epoch
+        self.engine = Engine(job.model, job.task, settings, job.steps_per_epoch, accelerator)
+        self.progress, self.seconds, self.saved = Progress(), 0.0, -1
+        self.stop = Stop()
+
+    def train(self) -> Any:
+        """Begins or resumes, goes on to the end, and returns the counts of the last evaluation.
+
+        Raises StoppedError after a signal, DivergedError at a loss that is not finite, DataError for data that cannot be used,
+        CannotWriteError where there is no room; the state is saved wherever it can be.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(self.stop)
+            if self.is_main:
+                stack.enter_context(self.run.alone())
+            self._resume()
+            self._open_journal(stack)
+            return self._loop()
+
+    def _loop(self) -> Any:
+        batches = self.job.training_batches(self.progress.step, self.rank, self.world)
+        counts, stopping = None, False
+        self.clock = time.perf_counter()
+        while True:
+            if not stopping and self._evaluation_is_due():
+                counts, stopping = self._evaluate()
+            if stopping or self.progress.step == self.total:
+                break
+            stopping = self._update(self._next(batches)).stop
+            if not stopping and self._save_is_due():
+                self._save()
+        if stopping:
+            raise self._stopped()
+        return counts
+
+    def _next(self, batches: Iterator[Batch]) -> list[Batch]:
+        try:
+            return taken(batches, self.settings.accumulation)
+        except DataError:
+            # Alone, nothing is lost; with others, they wait for this process and are ended with it.
+            if self.world == 1:
+                self._save()
+            raise
+
+    def _update(self, parts: list[Batch]) -> Update:
+        try:
+            update = self.engine.update(parts, self.progress.step, stop=bool(self.stop.number))
+        except NonFiniteError as error:
+            raise self._diverged(parts, error) from error
+        self.progress.step += 1
+        self.progress.loss += update.loss
+        self.progress.updates += 1
+        self.progress.bad += [line for part in parts for line in part.bad]
+        self._tick(running=True)
+        self.watch("update", {"step": self.progress.step, "loss": update.loss, "lr": update.lr, "total": self.total})
+        ends_epoch = self.progress.step % self.job.steps_per_epoch == 0
+        if self.progress.step % self.settings.log_every == 0 or ends_epoch:
+            self._log_update(update)
+        if ends_epoch:
+            self._log_bad_images()
+        return update
+
+    def _log_update(self, update: Update) -> None:
+        record = {"kind": "train", "loss": self.progress.loss / self.progress.updates}
+        self.progress.loss, self.progress.updates = 0.0, 0
+        self._log(record | {"grad_norm": update.grad_norm, "lr": update.lr})
+
+    def _log_bad_images(self) -> None:
+        """At the end of an epoch, lists the images that could not be used; raises DataError if there were too many."""
+        most = self.job.most_bad()
+        if most is None:
+            return
+        bad, self.progress.bad = sorted(self._gathered(self.progress.bad)), []
+        if bad:
+            self._log({"kind": "bad images", "images": bad})
+            self.watch("bad images", {"images": bad})
+        if len(bad) > most:
+            raise DataError(
+                f"{len(bad)} images of this epoch could not be used, more than the {most} allowed (--max-bad-share); first: "
+                f"{bad[0]}. `polaformer check` lists them all"
+            )
+
+    def _evaluation_is_due(self) -> bool:
+        step, every = self.progress.step, self.settings.eval_every * self.job.steps_per_epoch
+        return step > 0 and self.progress.evaluated < step and (step % every == 0 or step == self.total)
+
+    def _evaluate(self) -> tuple[Any, bool]:
+        """The counts of an evaluation, and whether to stop: then they are thrown away, and counted again after resuming."""
+        self._tick(running=True)
+        self.watch("evaluation", {"step": self.progress.step})
+        counts = self.engine.count(_until(self.job.evaluation_batches(self.rank, self.world), self.stop))
+        stops = sum_over(self.accelerator, torch.tensor([float(self.stop.number > 0)], dtype=torch.float64))
+        if float(stops) > 0:
+            return None, True
+        self._tick(running=False)
+        unreadable = len(self._gathered(counts.bad)) if self.job.most_bad() is not None else 0
+        self._log({"kind": "eval", **counts.record(), "unreadable": unreadable})
+        self.progress.evaluated = self.progress.step
+        if self.is_main:
+            with writing(self.run.folder):
+                write_csv(self.run.folder)
+        return counts, False
+
+    def _log(self, record: dict[str, Any]) -> None:
+        record |= {"step": self.progress.step, "epoch": self.progress.step / self.job.steps_per_epoch}
+        record["wall"] = {"seconds": round(self.seconds, 3)}
+        self.watch(record["kind"], record)
+        if self.is_main:
+            with writing(self.run.folder):
+                self.journal.write(record)
+                self.board.write(record)
+
+    def _save_is_due(self) -> bool:
+        every = self.settings.save_every or self.job.steps_per_epoch
+        return self.progress.step % every == 0 or self.progress.step == self.total
+
+    def _save(self) -> None:
+        if self.saved == self.progress.step:
+            return
+        self._tick(running=True)
+        bad = self._gathered(self.progress.bad) if self.job.most_bad() is not None else []
+        if self.is_main:
+            with writing(self.run.checkpoints):
+                self.journal.sync()
+                progress = replace(self.progress, journal=self.journal.size, bad=bad)
+                files = self.engine.files(progress, self.job.metadata(), seconds=self.seconds)
+                checkpoint.write(self.run.checkpoints, self.progress.step, files, keep=self.settings.keep)
+        self.saved = self.progress.step
+        self.accelerator.wait_for_everyone()
+        self._tick(running=False)
+
+    def _resume(self) -> None:
+        """Takes the state from the newest valid checkpoint, where there is one."""
+        found = checkpoint.newest(self.run.checkpoints)
+        self.accelerator.wait_for_everyone()
+        if found is None:
+            return
+        self.progress, about = self.engine.restore(found.files)
+        self.seconds, self.saved = about["seconds"], self.progress.step
+        if not self.is_main:
+            self.progress.bad = []
+            return
+        for path, problem in found.damaged.items():
+            self.watch("note", {"text": f"{problem} (passed over, and renamed)"})
+            checkpoint.set_aside(path)
+        self.watch("resumed", {"step": self.progress.step, "path": str(found.path), "total": self.total})
+        if about["processes"] != self.world:
+            text = f"it had {about['processes']} processes and now has {self.world}: it goes on, but not to the same last bit"
+            self.watch("note", {"text": text})
+
+    def _open_journal(self, stack: ExitStack) -> None:
+        if not self.is_main:
+            return
+        with writing(self.run.folder):
+            self.journal = stack.enter_context(closing(Journal(self.run.folder, self.progress.journal)))
+            self.board = stack.enter_context(closing(Board(self.run.folder, self.progress.step + 1)))
+
+    def _stopped(self) -> StoppedError:
+        self._save()
+        number = self.stop.number or signal.SIGTERM
+        name = signal.Signals(number).name
+        return StoppedError(
+            f"{name}: saved at step {self.progress.step} of {self.total}; go on with `polaformer resume {self.run.folder}`",
+            number,
+        )
+
+    def _diverged(self, parts: list[Batch], error: NonFiniteError) -> DivergedError:
+        step = self.progress.step
+        names = [self.job.name(int(index)) for part in parts for index in part.indices]
+        if error.mine:
+            about = {"step": step, "rank": self.rank, "seed": self.settings.seed}
+            divergence.leave_behind(self.run.folder, parts, names, error, about)
+        self._save()
+        return DivergedError(
+            f"at step {step}, with learning rate {error.lr:g}, {error}; nothing was updated. The batch is kept in "
+            f"{self.run.folder / divergence.FOLDER}: `polaformer resume {self.run.folder} --replay` runs it again. A smaller "
+            "--lr, a longer --warmup-epochs or a --clip-norm may help"
+        )
+
+    def _gathered(self, lines: list[str]) -> list[str]:
+        return list(gather_object(lines)) if self.world > 1 else lines
+
+    def _tick(self, *, running: bool) -> None:
+        """Counts the time since the last call as time of training, or not: evaluations and checkpoints do not count."""
+        now = time.perf_counter()
+        self.seconds += (now - self.clock) if running else 0.0
+        self.clock = now
+
+
+def _until(batches: Iterator[Batch], stop: Stop) -> Iterator[Batch]:
+    for batch in batches:
+        if stop.number:
+            return
+        yield batch

@@ -1,0 +1,109 @@
+"""The folder of a run: config.json, journal.jsonl, metrics.csv, tensorboard/, checkpoints/, at the end model.safetensors."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from polaformer.errors import CannotWriteError, DataError, SettingsError
+from polaformer.training import checkpoint
+
+CONFIG, MODEL, CHECKPOINTS = "config.json", "model.safetensors", "checkpoints"
+VERSION = 1
+
+
+class Run:
+    """A folder that holds one training, from its first update to the weights that are shipped."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.checkpoints = folder / CHECKPOINTS
+        self.model = folder / MODEL
+
+    @staticmethod
+    def create(folder: Path, config: dict[str, Any]) -> "Run":
+        """A new run; raises SettingsError if there is something already, CannotWriteError if it cannot be made."""
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            hint = f"resume it with `polaformer resume {folder}`, or " if (folder / CONFIG).exists() else ""
+            raise SettingsError(f"{folder} is not empty; {hint}give another folder with --out")
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(folder / CONFIG, json.dumps({"version": VERSION, **config}, indent=2, sort_keys=True) + "\n")
+        return Run(folder)
+
+    @staticmethod
+    def open(folder: Path) -> tuple["Run", dict[str, Any]]:
+        """A run that exists, and its configuration; raises DataError."""
+        path = folder / CONFIG
+        if not path.is_file():
+            raise DataError(f"{folder} is no run: there is no {CONFIG} in it; give the folder that `polaformer train` named")
+        try:
+            config = json.loads(path.read_bytes())
+            if config.pop("version") != VERSION:
+                raise ValueError("it is of another version of polaformer")
+        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+            raise DataError(f"{path} is damaged: {error}; restore it") from error
+        return Run(folder), config
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Held by one process at a time; let go of by the system when the process ends in whatever way."""
+        with writing(self.folder):
+            handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(handle)
+            raise SettingsError(f"{self.folder} is being trained by another process; wait for it, or stop it") from error
+        try:
+            yield
+        finally:
+            os.close(handle)
+
+
+def weights_of(path: Path) -> Path:
+    """The file of weights of a run (shipped, or of its newest valid checkpoint), of a checkpoint, or the file itself.
+
+    Of a checkpoint, every byte is checked first; where there is an average of the weights, it is taken. Raises DataError.
+    """
+    if not path.is_dir():
+        return path
+    if (path / MODEL).is_file() and not (path / checkpoint.MANIFEST).exists():
+        return path / MODEL
+    if (path / CHECKPOINTS).is_dir():
+        found = checkpoint.newest(path / CHECKPOINTS)
+        if found is None:
+            raise DataError(f"{path} has no checkpoint yet; train on, or give another one")
+        folder, files = found.path, found.files
+    elif (path / checkpoint.MANIFEST).exists():
+        folder, files = path, checkpoint.read(path)
+    else:
+        raise DataError(f"{path} is neither a run nor a checkpoint; give a run, a checkpoint in it, or a file of weights")
+    return folder / ("ema.safetensors" if "ema.safetensors" in files else MODEL)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes beside the target, syncs and renames, so that a kill leaves the old file or the new one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+@contextmanager
+def writing(what: Path) -> Iterator[None]:
+    """Turns a failure of the operating system inside into an error that names what could not be written."""
+    try:
+        yield
+    except CannotWriteError:
+        raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise CannotWriteError(
+            f"cannot write to {what}: {reason}; make room, or give a place that can be written to"
+        ) from error

@@ -1,0 +1,96 @@
+"""What every training has in common, as a frozen dataclass that knows what is wrong with itself. Needs no PyTorch."""
+
+from dataclasses import dataclass
+from math import isfinite
+
+PRECISIONS = ("fp32", "bf16", "fp16", "fp64")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Numbers of a training. The rates are for `lr_images` images an update, and scaled in proportion to `batch_size`."""
+
+    epochs: int = 300
+    """Epochs of the schedule."""
+    cooldown_epochs: int = 0
+    """Epochs after the schedule, at the smallest rate."""
+    warmup_epochs: int = 20
+    """Epochs in which the rate rises; counted within the schedule."""
+    batch_size: int = 1024
+    """Images an update, over all processes."""
+    accumulation: int = 1
+    """Parts in which each process works through its share of an update, one after the other."""
+    optimizer: str = "adamw"
+    """One of timm's optimisers."""
+    lr: float = 5e-4
+    """Largest learning rate, for lr_images images an update."""
+    warmup_lr: float = 5e-7
+    """Learning rate of the first update, likewise."""
+    min_lr: float = 5e-6
+    """Learning rate at the end, likewise."""
+    lr_images: int = 512
+    """Images an update that the rates are for; 0: they are for the batch size as it is."""
+    weight_decay: float = 0.05
+    """Of all parameters but vectors, biases and those that the model names."""
+    clip_norm: float | None = 5.0
+    """Largest norm of the gradient; None: not clipped."""
+    ema_decay: float | None = None
+    """Decay of an average of the weights over updates, which is then evaluated and shipped; None: no average."""
+    precision: str = "fp32"
+    """fp32, bf16, fp16 (on GPUs), or fp64."""
+    compile: bool = False
+    """Let torch.compile compile the model."""
+    grad_checkpointing: bool = False
+    """Compute activations again in the backward pass: less memory, more time."""
+    seed: int = 0
+    """Of everything that is random."""
+    num_workers: int = 4
+    """Processes that read data, for each process that trains; the result does not depend on it."""
+    eval_every: int = 1
+    """Epochs between evaluations; there is one at the end in any case."""
+    save_every: int | None = None
+    """Updates between checkpoints; None: an epoch's. There is one at the end, and on a signal, in any case."""
+    keep: int = 3
+    """Checkpoints that are kept."""
+    log_every: int = 50
+    """Updates between lines of the journal."""
+
+    def problems(self) -> list[str]:
+        """Everything that makes no sense, a line each."""
+        found = [*self._wrong_counts(), *self._wrong_rates()]
+        if self.precision not in PRECISIONS:
+            found.append(f"precision is {self.precision!r}; choose one of {', '.join(PRECISIONS)}")
+        if not found and self.warmup_epochs > self.epochs:
+            found.append(f"warmup_epochs is {self.warmup_epochs}, but there are only {self.epochs} epochs")
+        if not found and self.batch_size % self.accumulation:
+            found.append(f"batch_size is {self.batch_size}, which accumulation, {self.accumulation}, does not divide")
+        return found
+
+    def _wrong_counts(self) -> list[str]:
+        least = {"epochs": 1, "cooldown_epochs": 0, "warmup_epochs": 0, "batch_size": 1, "accumulation": 1, "lr_images": 0}
+        least |= {"seed": 0, "num_workers": 0, "eval_every": 1, "save_every": 1, "keep": 3, "log_every": 1}
+        values = {name: getattr(self, name) for name in least}
+        found = [
+            f"{name} is {value}; give a whole number of at least {least[name]}"
+            for name, value in values.items()
+            if value is not None and value < least[name]
+        ]
+        return found + [f"seed is {self.seed}; give less than 2^63"] * (self.seed >= 2**63)
+
+    def _wrong_rates(self) -> list[str]:
+        found = []
+        for name in ("lr", "warmup_lr", "min_lr", "weight_decay"):
+            value = getattr(self, name)
+            if not (isfinite(value) and value >= 0) or (name == "lr" and value == 0):
+                found.append(f"{name} is {value}; give a number {'above' if name == 'lr' else 'of at least'} 0")
+        if not found and max(self.warmup_lr, self.min_lr) > self.lr:
+            found.append(f"lr is {self.lr:g}; it must not be below warmup_lr, {self.warmup_lr:g}, or min_lr, {self.min_lr:g}")
+        if self.clip_norm is not None and not (isfinite(self.clip_norm) and self.clip_norm > 0):
+            found.append(f"clip_norm is {self.clip_norm}; give a number above 0, or None")
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            found.append(f"ema_decay is {self.ema_decay}; give a number between 0 and 1, or None")
+        return found
+
+    def scaled(self, rate: float) -> float:
+        """A rate for the batch size."""
+        return rate * self.batch_size / self.lr_images if self.lr_images else rate
