@@ -30,8 +30,8 @@ def save_sharpness(path: Path, found: Sequence[Sharpness], image: Tensor, *, que
     """
     shown = [one for one in found if one.power in (None, 1.0, 3.0, 5.0) and one.mechanism != "polarity, opposite sign"]
     shown += [one for one in found if one.power == 3.0 and one.mechanism == "polarity, opposite sign"]
-    with _style():
-        figure = _new_figure(9.5, 6.3)
+    with style():
+        figure = new_figure(9.5, 6.3)
         figure.suptitle(title, fontsize=10)
         above, below = figure.subfigures(2, 1, height_ratios=(2.1, 1))
         _draw_entropies(above.subplots(), found)
@@ -51,8 +51,8 @@ def save_times(
 
     times and slopes have the same keys, which are the names in the legend; None marks a length that was not measured.
     """
-    with _style():
-        figure = _new_figure(6.4, 4.4)
+    with style():
+        figure = new_figure(6.4, 4.4)
         axes = figure.subplots()
         looks = zip(times, ("#0072B2", "#D55E00", "#009E73"), "osD", strict=False)
         for name, colour, marker in looks:
@@ -123,14 +123,15 @@ def _name(one: Sharpness) -> str:
     return mechanism if one.power is None else f"{mechanism}, p = {one.power:g}"
 
 
-def _style() -> Any:
+def style() -> Any:
+    """The context in which figures are drawn; raises MissingExtraError without matplotlib."""
     require("train", "matplotlib")
     import matplotlib
 
     return matplotlib.rc_context(STYLE)
 
 
-def _new_figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Any:
     """An empty figure in inches that draws itself with Agg, whatever the display."""
     from matplotlib.figure import Figure
 

@@ -141,7 +141,8 @@ class Evaluate:
             task = bar.add_task(f"evaluating {len(source):,} images", total=len(share))
             read = batches(samples, share, num_workers=self.num_workers)
             shown = (bar.advance(task) or batch for batch in read)  # type: ignore[func-returns-value]
-            return count(classifier.model, Classification(len(classifier.classes)), shown, accelerator)
+            model = classifier.model.to(accelerator.device)
+            return count(model, Classification(len(classifier.classes)), shown, accelerator)
 
     def _report(self, counts: "Counts", weights: Path, preprocessing: "Preprocessing") -> None:
         record = counts.record()

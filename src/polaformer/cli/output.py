@@ -58,7 +58,8 @@ def steps(plan: Mapping[str, float]) -> Iterator[Callable[[str], None]]:
 
 def new_table(title: str, *columns: str, caption: str | None = None) -> Table:
     """An empty table whose first column holds names and the others numbers, with a blank line above it."""
-    table = Table(title=f"\n{title}", caption=caption, title_justify="left", caption_justify="left")
+    wide_enough = min(len(title), 78)  # for the title, which is else broken at the width of the table
+    table = Table(title=f"\n{title}", caption=caption, title_justify="left", caption_justify="left", min_width=wide_enough)
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index == 0 else "right")
     return table

@@ -1,5 +1,6 @@
 """What a training shows while it runs: a bar with rate, loss, accuracy and time left, or lines where there is no terminal."""
 
+import os
 import sys
 import time
 from types import TracebackType
@@ -16,7 +17,8 @@ class TrainingView:
 
     def __init__(self, name: str, batch_size: int, epochs: int) -> None:
         self.name, self.batch_size, self.epochs = name, batch_size, epochs
-        self.is_terminal = Console(stderr=True).is_terminal
+        self.is_silent = os.environ.get("RANK", "0") != "0"  # one of several processes tells
+        self.is_terminal = Console(stderr=True).is_terminal and not self.is_silent
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[numbers]}"))
         self.bar = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), disable=not self.is_terminal)
         self.task: TaskID | None = None
@@ -33,6 +35,8 @@ class TrainingView:
 
     def __call__(self, event: str, record: dict[str, Any]) -> None:
         """One thing that happened."""
+        if self.is_silent:
+            return
         if event == "update":
             self._update(record)
         elif event == "eval":

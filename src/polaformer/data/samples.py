@@ -1,7 +1,7 @@
 """Images of a source as batches of tensors. What is in a batch does not depend on the number of workers."""
 
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -81,8 +81,10 @@ class Samples(Dataset[Sample]):
             return self.transform(image)
 
 
-def batches(samples: Samples, keys: Iterable[list[Key]], *, num_workers: int = 0, pin_memory: bool = False) -> Iterator[Batch]:
-    """The batches of these keys, in their order, read ahead by worker processes."""
+def batches(
+    samples: Samples, keys: Iterable[list[Key]], *, num_workers: int = 0, pin_memory: bool = False
+) -> Generator[Batch, None, None]:
+    """The batches of these keys, in their order, read ahead by worker processes, which end when this generator is closed."""
     loader = DataLoader(
         samples,
         batch_sampler=_Keys(keys),
@@ -92,7 +94,13 @@ def batches(samples: Samples, keys: Iterable[list[Key]], *, num_workers: int = 0
         worker_init_fn=_ignore_signals,
         generator=torch.Generator(),  # the loader draws from it, and from nothing that training draws from
     )
-    return iter(loader)
+    iterator = iter(loader)
+    try:
+        yield from iterator
+    finally:
+        # They ignore signals, so they have to be told; an exception on its way out may keep the iterator alive.
+        if num_workers:
+            iterator._shutdown_workers()  # type: ignore[attr-defined]
 
 
 class _Keys:

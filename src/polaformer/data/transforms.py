@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from PIL.Image import Image
-from timm.data import create_transform
+from PIL.Image import new as new_image
+from timm.data import auto_augment, create_transform
 from torch import Tensor
 
 from polaformer.attention.tables import Grid
@@ -55,7 +56,7 @@ def training_transform(
     ratio: tuple[float, float],
     hflip: float,
     color_jitter: float,
-    auto_augment: str | None,
+    augmentation: str | None,
     erase_prob: float,
 ) -> Transform:
     """Random crop, flip, RandAugment (or colour jitter where there is none) and erasing, from an image to a tensor."""
@@ -66,11 +67,25 @@ def training_transform(
         ratio=ratio,
         hflip=hflip,
         color_jitter=color_jitter if color_jitter and preprocessing.channels == 3 else None,
-        auto_augment=auto_augment,
+        auto_augment=augmentation,
         interpolation=preprocessing.interpolation,
         mean=preprocessing.mean,
         std=preprocessing.std,
         re_prob=erase_prob,
         re_mode="pixel",
     )
+    _allow_no_bits(made)
     return made
+
+
+def _allow_no_bits(transform: Any) -> None:
+    """Lets timm's strongest posterisation, which keeps no bits, give a black image again; since Pillow 13 it raises."""
+    for step in transform.transforms:
+        policies = getattr(step, "policy", None) or [getattr(step, "ops", [])]
+        for operation in (operation for policy in policies for operation in policy):
+            if operation.aug_fn is auto_augment.posterize:
+                operation.aug_fn = _posterize
+
+
+def _posterize(image: Image, bits: int, **options: Any) -> Image:
+    return auto_augment.posterize(image, bits, **options) if bits > 0 else new_image(image.mode, image.size)

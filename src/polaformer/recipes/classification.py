@@ -88,8 +88,11 @@ class Classification(Settings):
 
     @property
     def command(self) -> str:
-        """What trains it, as on one machine of eight GPUs."""
-        return f"torchrun --nproc-per-node 8 -m polaformer train {self.name} --data IMAGENET"
+        """What trains it: for the paper's models on one machine of eight GPUs, as the authors did."""
+        if self.name.startswith("imagenet/"):
+            weights = " --checkpoint WEIGHTS" if self.needs_checkpoint else ""
+            return f"torchrun --nproc-per-node 8 -m polaformer train {self.name} --data IMAGENET{weights}"
+        return f"polaformer train {self.name}{' --data DATA' if self.data is None else ''}"
 
     def problems(self) -> list[str]:
         """Everything that makes no sense, a line each; needs neither the data nor PyTorch."""

@@ -1,6 +1,6 @@
 """What a recipe makes: data, model and task, ready for the loop."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 
 import torch
 from timm.data import Mixup
@@ -56,7 +56,7 @@ class ClassificationJob:
                 f"mixing needs an even number of images a process; give a batch_size that is a multiple of {2 * parts}"
             )
 
-    def training_batches(self, first_step: int, rank: int, world: int) -> Iterator[Batch]:
+    def training_batches(self, first_step: int, rank: int, world: int) -> Generator[Batch, None, None]:
         """The parts of every update from `first_step` on, without end."""
         recipe = self.recipe
         transform = training_transform(
@@ -65,7 +65,7 @@ class ClassificationJob:
             ratio=recipe.crop_ratio,
             hflip=recipe.hflip,
             color_jitter=recipe.color_jitter,
-            auto_augment=recipe.auto_augment,
+            augmentation=recipe.auto_augment,
             erase_prob=recipe.erase_prob,
         )
         channels = self.preprocessing.channels
@@ -73,7 +73,7 @@ class ClassificationJob:
         keys = self.order.parts(first_step, rank=rank, world=world, accumulation=recipe.accumulation)
         return batches(samples, keys, num_workers=recipe.num_workers, pin_memory=torch.cuda.is_available())
 
-    def evaluation_batches(self, rank: int, world: int) -> Iterator[Batch]:
+    def evaluation_batches(self, rank: int, world: int) -> Generator[Batch, None, None]:
         """What a process evaluates: its share of the validation images, each once."""
         samples = Samples(
             self.data.val,

@@ -72,6 +72,7 @@ class Engine:
         self.model, self.optimizer = accelerator.prepare(compiled, optimizer)
         self.raw_optimizer = optimizer
         self.schedule = Schedule(optimizer, settings, steps_per_epoch)
+        self._is_warm = accelerator.num_processes == 1
 
     @property
     def best_model(self) -> nn.Module:
@@ -80,6 +81,7 @@ class Engine:
 
     def update(self, parts: Sequence[Batch], step: int, *, stop: bool = False) -> Update:
         """One step of the optimiser; raises NonFiniteError, in all processes, before anything has changed."""
+        self._warm_up(parts[-1])
         reseed(derive("step", self.settings.seed, step, self.accelerator.process_index))
         lr = self.schedule.set(step)
         self.model.train()
@@ -98,6 +100,18 @@ class Engine:
         if self.ema is not None:
             self.ema.update(self.inner, step=step)
         return Update(loss, grad_norm, lr, stopping > 0)
+
+    def _warm_up(self, part: Batch) -> None:
+        """A backward pass for nothing, once in a process that has company.
+
+        DistributedDataParallel sorts gradients into other buckets after its first backward pass, and so adds them up in another
+        order from then on: the first update of a resumed run would differ in the last bit from that of an uninterrupted one.
+        """
+        if not self._is_warm:
+            self.model.train()
+            self.accelerator.backward(0.0 * self.task.loss(self.model, moved(part, self.inner, self.accelerator)))
+            self.optimizer.zero_grad()
+            self._is_warm = True
 
     def _backward(self, part: Batch, *, last: bool) -> float:
         """Adds a part's gradients to the others; they are summed over processes with the last part."""

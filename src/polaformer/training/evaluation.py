@@ -23,10 +23,10 @@ class Task(Protocol):
         ...
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def count(model: nn.Module, task: Task, batches: Iterable[Batch], accelerator: Accelerator) -> Any:
-    """The counts of a model on the batches of all processes; a process may have none."""
-    model, counts = model.to(accelerator.device).eval(), task.new_counts()
+    """The counts of a model, on the device already, on the batches of all processes; a process may have none."""
+    model, counts = model.eval(), task.new_counts()
     with accelerator.autocast():
         for batch in batches:
             counts.add(model, moved(batch, model, accelerator))

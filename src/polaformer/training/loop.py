@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any, Protocol
@@ -42,11 +42,11 @@ class Job(Protocol):
         """Updates of an epoch."""
         ...
 
-    def training_batches(self, first_step: int, rank: int, world: int) -> Iterator[Batch]:
+    def training_batches(self, first_step: int, rank: int, world: int) -> Generator[Batch, None, None]:
         """The parts of every update from `first_step` on, without end."""
         ...
 
-    def evaluation_batches(self, rank: int, world: int) -> Iterator[Batch]:
+    def evaluation_batches(self, rank: int, world: int) -> Generator[Batch, None, None]:
         """What a process evaluates."""
         ...
 
@@ -89,10 +89,12 @@ class Training:
                 stack.enter_context(self.run.alone())
             self._resume()
             self._open_journal(stack)
-            return self._loop()
+            return self._loop(stack.enter_context(closing(self._batches())))
 
-    def _loop(self) -> Any:
-        batches = self.job.training_batches(self.progress.step, self.rank, self.world)
+    def _batches(self) -> Generator[Batch, None, None]:
+        return self.job.training_batches(self.progress.step, self.rank, self.world)
+
+    def _loop(self, batches: Iterator[Batch]) -> Any:
         counts, stopping = None, False
         self.clock = time.perf_counter()
         while True:
@@ -162,7 +164,8 @@ class Training:
         """The counts of an evaluation, and whether to stop: then they are thrown away, and counted again after resuming."""
         self._tick(running=True)
         self.watch("evaluation", {"step": self.progress.step})
-        counts = self.engine.count(_until(self.job.evaluation_batches(self.rank, self.world), self.stop))
+        with closing(self.job.evaluation_batches(self.rank, self.world)) as batches:
+            counts = self.engine.count(_until(batches, self.stop))
         stops = sum_over(self.accelerator, torch.tensor([float(self.stop.number > 0)], dtype=torch.float64))
         if float(stops) > 0:
             return None, True

@@ -6,16 +6,13 @@ import warnings
 from collections.abc import Mapping, MutableMapping
 
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor
 
 from polaformer.errors import SettingsError
 
 MIXED = {"fp32": "no", "fp64": "no", "bf16": "bf16", "fp16": "fp16"}
-# DistributedDataParallel would, after the first step, sort gradients into other buckets; sums over more than two processes
-# would then be added in another order, and a resumed run would differ from an uninterrupted one in the last bit.
-SAME_BUCKETS = DistributedDataParallelKwargs(find_unused_parameters=True)
 
 
 def start(precision: str = "fp32") -> Accelerator:
@@ -24,10 +21,10 @@ def start(precision: str = "fp32") -> Accelerator:
     on_cpu = not torch.cuda.is_available()
     if on_cpu and precision == "fp16":
         raise SettingsError("precision is 'fp16', which needs a GPU, and there is none; choose bf16 or fp32")
-    for harmless in ("Grad strides do not match bucket view strides", "find_unused_parameters=True was specified"):
-        warnings.filterwarnings("ignore", message=f".*{harmless}")
+    # Of depthwise convolutions; it costs a copy and changes nothing.
+    warnings.filterwarnings("ignore", message=".*Grad strides do not match bucket view strides")
     AcceleratorState._reset_state()  # a second training in one process may have another precision
-    return Accelerator(mixed_precision=MIXED[precision], cpu=on_cpu, kwargs_handlers=[SAME_BUCKETS])
+    return Accelerator(mixed_precision=MIXED[precision], cpu=on_cpu)
 
 
 def sum_over(accelerator: Accelerator, values: Tensor) -> Tensor:

@@ -1,0 +1,154 @@
+"""The attention maps that a model applies to images: those of every layer, caught while the model runs.
+
+# B batch, H heads, N queries, M keys, P prefix tokens, w side of a window, L = w·w tokens of a window, n windows of an image
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import isnan
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from polaformer.attention import AttentionLayer, WindowAttention
+from polaformer.attention.tables import Grid
+from polaformer.ops.entropy import positive_sequence_entropy
+from polaformer.ops.windows import missing, pad_to_windows, partition
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class BlockMaps:
+    """The maps of one attention layer, by stream ("same" and "opposite" of pola, else "softmax" or "linear")."""
+
+    name: str  # of the module
+    grid: Grid | None  # (height, width) of the queries after the prefix tokens
+    key_grid: Grid | None  # and of the keys; None where it is not known
+    num_prefix_tokens: int
+    maps: dict[str, Tensor]  # (B, H, N, M)
+    entropy: dict[str, float]  # the mean over the rows, in nats
+    num_keys: int  # that a query can see: M, or those of its window
+
+
+@dataclass(frozen=True)
+class BlockRow:
+    """What is shown of the maps of one layer: where one query of the first image looks, and how sharp all rows are."""
+
+    name: str
+    grid: Grid
+    query: Grid  # (row, column) on the grid
+    pictures: dict[str, Tensor]  # by stream, (height, width) of the keys' grid, mean over heads; empty without a grid
+    entropy: dict[str, float]
+    num_keys: int
+    num_weights: int  # of all maps of the layer: what looking at it costs
+
+
+def attention_maps(model: nn.Module, images: Tensor) -> list[BlockMaps]:
+    """The maps of every AttentionLayer for images (B, C, H, W), in the order of use; the model is not changed.
+
+    The maps of windows are put together on the grid: zero between tokens of different windows. Every AttentionLayer has maps;
+    a model without any gives an empty list. A row that has no entropy (no key mass, or negative weights, as those of the
+    polarity "subtract") is left out of the mean, and a stream of nothing but such rows is left out of `entropy`.
+    """
+    return visit_maps(model, images, lambda block: block)
+
+
+def visit_maps(
+    model: nn.Module, images: Tensor, visit: Callable[[BlockMaps], T], *, most_weights: int | None = None
+) -> list[T]:
+    """What `visit` makes of the maps of each layer, which are let go of one by one: N² numbers a head are many.
+
+    most_weights: layers whose map has more entries, B·H·N·M, are passed over.
+    """
+    found: list[T] = []
+    names = {module: name for name, module in model.named_modules() if isinstance(module, AttentionLayer)}
+
+    def catch(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        call = inspect.signature(layer.maps).bind(*args, **kwargs).arguments
+        if most_weights is None or _num_weights(layer, **call) <= most_weights:
+            found.append(visit(_block_maps(names[layer], layer, call)))
+
+    like = next(model.parameters())
+    with ExitStack() as undo, torch.no_grad():
+        for module in model.modules():
+            undo.callback(setattr, module, "training", module.training)
+        for layer in names:
+            undo.callback(layer.register_forward_pre_hook(catch, with_kwargs=True).remove)
+        model.eval()(images.to(like.device, like.dtype))
+    return found
+
+
+def row_at(block: BlockMaps, place: tuple[float, float]) -> BlockRow:
+    """The row of the query that lies at the place (from the top, from the left; shares from 0 to 1) of the first image."""
+    height, width = block.grid or (1, 1)
+    query = (min(int(place[0] * height), height - 1), min(int(place[1] * width), width - 1))
+    pictures = {}
+    if block.grid is not None and block.key_grid is not None:
+        prefix = block.num_prefix_tokens
+        token = prefix + query[0] * width + query[1]
+        for stream, weights in block.maps.items():
+            pictures[stream] = weights[0, :, token, prefix:].float().mean(dim=0).unflatten(0, block.key_grid).cpu()
+    num_weights = sum(weights.numel() for weights in block.maps.values())
+    return BlockRow(block.name, (height, width), query, pictures, block.entropy, block.num_keys, num_weights)
+
+
+def _block_maps(name: str, layer: AttentionLayer, call: dict[str, Any]) -> BlockMaps:
+    maps, grid = layer.maps(**call), call.get("grid")
+    num_keys = next(iter(maps.values())).shape[-1]
+    if isinstance(layer, WindowAttention):
+        assert grid is not None
+        maps = {stream: _on_grid(layer, weights, grid, call.get("sizes")) for stream, weights in maps.items()}
+    entropy = {stream: _mean_entropy(weights) for stream, weights in maps.items()}
+    return BlockMaps(
+        name=name,
+        grid=grid,
+        key_grid=_key_grid(layer, grid, next(iter(maps.values())).shape[-1]),
+        num_prefix_tokens=layer.num_prefix_tokens,
+        maps=maps,
+        entropy={stream: mean for stream, mean in entropy.items() if not isnan(mean)},
+        num_keys=num_keys,
+    )
+
+
+def _mean_entropy(weights: Tensor) -> float:
+    """The mean over the rows that have an entropy; NaN if none has."""
+    return float(positive_sequence_entropy(weights, invalid="nan").float().nanmean())
+
+
+def _key_grid(layer: AttentionLayer, grid: Grid | None, num_keys: int) -> Grid | None:
+    if grid is None:
+        return None
+    found = grid if layer.key_reduction is None else layer.key_reduction.reduced_grid(grid)
+    # A context of another length has a grid that nobody told.
+    return found if found[0] * found[1] + layer.num_prefix_tokens == num_keys else None
+
+
+def _num_weights(layer: AttentionLayer, x: Tensor, context: Tensor | None = None, **_: Any) -> int:
+    """The entries of one map of the layer, before it is made; those of windows on the grid."""
+    num_keys = (x if context is None else context).shape[1]
+    ratio = 1 if layer.key_reduction is None else layer.key_reduction.ratio
+    return x.shape[0] * layer.num_heads * x.shape[1] * -(-num_keys // ratio**2)
+
+
+def _on_grid(layer: WindowAttention, windows: Tensor, grid: Grid, sizes: Sequence[Grid] | None) -> Tensor:
+    """The maps of windows (B·n, H, L, L) as maps of the grid (B, H, N, N)."""
+    num_tokens = grid[0] * grid[1]
+    rows, columns = ((length + missing(length, layer.window)) // layer.window for length in grid)
+    windows = windows.unflatten(0, (-1, rows * columns)).transpose(1, 2)  # (B, H, n, L, L)
+    # One row and one column more, for the tokens that pad the windows.
+    whole = windows.new_zeros(*windows.shape[:2], num_tokens + 1, num_tokens + 1)
+    for sample, size in enumerate([grid] * len(windows) if sizes is None else sizes):
+        places = _places(layer, grid, size).to(windows.device)  # (n, L)
+        whole[sample][:, places[:, :, None], places[:, None, :]] = windows[sample]
+    return whole[:, :, :num_tokens, :num_tokens]
+
+
+def _places(layer: WindowAttention, grid: Grid, size: Grid) -> Tensor:
+    """Which token of the grid each token of each window is, (n, L); −1 for padding."""
+    tokens = torch.arange(1, grid[0] * grid[1] + 1).unflatten(0, grid)[None, :, :, None]
+    back = [-layer.shift if length > layer.window else 0 for length in size]
+    return partition(pad_to_windows(tokens, layer.window).roll(back, dims=(1, 2)), layer.window)[..., 0] - 1
