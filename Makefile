@@ -4,12 +4,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-numerics lint format bench clean help
+.PHONY: demo test test-numerics test-faults lint format bench clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-demo: $(STAMP)  ## show what the operator does: table and figures, under two minutes
+demo: $(STAMP)  ## train a small PolaFormer and its softmax twin on digits and compare them, about two minutes
 	$(BIN)/polaformer demo
 
 test: $(STAMP)  ## style, types and the whole default test suite
@@ -17,6 +17,9 @@ test: $(STAMP)  ## style, types and the whole default test suite
 
 test-numerics: $(STAMP)  ## the long numerical sweeps (half a minute on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m numerics
+
+test-faults: $(STAMP)  ## trainings killed at every step, every system call of a save and random instants (ten minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "faults or not faults" tests/training/test_resume.py
 
 lint: $(STAMP)  ## ruff and mypy alone
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
@@ -34,5 +37,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed but $(PYTHON) is %d.%d; run for instance: make PYTHON=python3.11" % sys.version_info[:2])'
 	test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --constraint constraints.txt --editable ".[train]" --group dev
+	$(BIN)/python -m pip install --constraint constraints.txt --editable ".[train,data]" --group dev
 	touch $@

@@ -8,13 +8,15 @@ import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from safetensors.torch import load
 
 from polaformer.recipes.classification import Classification
@@ -59,6 +61,8 @@ class Kill:
     number: int
     rank: int = 0
     signal: int = signal.SIGKILL
+    times: int = 1
+    note: Path | None = None  # where to write the processes that it leaves behind
 
 
 def write_data(path: Path, num_train: int = 160, num_test: int = 23) -> str:
@@ -82,7 +86,7 @@ def spawn(target: Callable[..., None], *arguments: Any) -> BaseProcess:
 
 def run(folder: Path, recipe: Classification, kill: Kill | None = None, processes: int = 1, port: int = 0) -> list[int]:
     """Begins or resumes a training in so many processes, waits for its end, and returns the exit codes."""
-    started = [spawn(_child, folder, recipe, kill, rank, processes, port) for rank in range(processes)]
+    started = spawn_run_in_processes(folder, recipe, processes, port, kill)
     for process in started:
         process.join(60)
         if process.exitcode is None:
@@ -92,6 +96,16 @@ def run(folder: Path, recipe: Classification, kill: Kill | None = None, processe
     return [process.exitcode or 0 for process in started]
 
 
+def spawn_run(folder: Path, recipe: Classification) -> BaseProcess:
+    return spawn(_child, folder, recipe, None, 0, 1, 0)
+
+
+def spawn_run_in_processes(
+    folder: Path, recipe: Classification, processes: int, port: int, kill: Kill | None = None
+) -> list[BaseProcess]:
+    return [spawn(_child, folder, recipe, kill, rank, processes, port) for rank in range(processes)]
+
+
 def _child(folder: Path, recipe: Classification, kill: Kill | None, rank: int, processes: int, port: int) -> None:
     import torch
 
@@ -99,6 +113,7 @@ def _child(folder: Path, recipe: Classification, kill: Kill | None, rank: int, p
     from polaformer.recipes.running import resume, train
 
     torch.set_num_threads(1)
+    multiprocessing.set_start_method("fork", force=True)  # for workers, as outside of these tests
     os.dup2(os.open(folder.parent / f"{folder.name}-stderr-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     if processes > 1:
         names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
@@ -125,7 +140,10 @@ def _killer(kill: Kill | None) -> Callable[[str, dict[str, Any]], None]:
         if kill and event == kill.event:
             told += 1
             if told == kill.number:
-                os.kill(os.getpid(), kill.signal)
+                if kill.note is not None:
+                    kill.note.write_text(" ".join(str(child.pid) for child in psutil.Process().children()))
+                for _ in range(kill.times):
+                    os.kill(os.getpid(), kill.signal)
 
     return watch
 
@@ -133,46 +151,63 @@ def _killer(kill: Kill | None) -> Callable[[str, dict[str, Any]], None]:
 CALLS = ("makedirs", "mkdir", "open", "write", "fsync", "close", "rename", "unlink", "rmdir")
 
 
-def record_calls(log: list[tuple[str, str]]) -> dict[str, Any]:
-    """Puts every system call of saves into a log; returns what to put back."""
-    originals = {name: getattr(os, name) for name in CALLS}
-    for name, original in originals.items():
+class Counting:
+    """`os`, as the module that saves sees it: calls are counted and noted, and `before` is asked before each of them."""
 
-        def recorded(first: Any, *rest: Any, _name: str = name, _original: Any = original, **options: Any) -> Any:
-            log.append((_name, str(first)))
-            return _original(first, *rest, **options)
+    def __init__(self, before: Callable[[int, str, tuple[Any, ...]], None] = lambda number, name, arguments: None) -> None:
+        self.calls, self.before = 0, before
+        self.log: list[tuple[str, str]] = []
 
-        setattr(os, name, recorded)
-    return originals
+    def __getattr__(self, name: str) -> Any:
+        original = getattr(os, name)
+        if name not in CALLS:
+            return original
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            self.calls += 1
+            self.log.append((name, str(arguments[0])))
+            self.before(self.calls, name, arguments)
+            return original(*arguments, **options)
+
+        return counted
+
+
+@contextmanager
+def seen_by(module: Any, counting: Counting) -> Iterator[None]:
+    module.os = counting
+    try:
+        yield
+    finally:
+        module.os = os
 
 
 def _kill_at_system_call(kill: Kill) -> None:
-    """Counts the calls made by the module that saves, and kills before the n-th; or in the middle of a write."""
+    """Kills before the n-th system call of saves, or in the middle of their n-th write."""
     from polaformer.training import checkpoint
 
-    class Counting:
-        """`os`, as that module sees it."""
+    writes = 0
 
-        calls = 0
+    def before(number: int, name: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal writes
+        if kill.event == "system call" and number == kill.number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kill.event == "half a write" and name == "write":
+            writes += 1
+            if writes == kill.number:
+                os.write(arguments[0], arguments[1][: len(arguments[1]) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
 
-        def __getattr__(self, name: str) -> Any:
-            original = getattr(os, name)
-            if name not in CALLS:
-                return original
+    checkpoint.os = Counting(before)  # type: ignore[assignment]
 
-            def counted(*arguments: Any, **options: Any) -> Any:
-                if kill.event == "half a write" and name != "write":
-                    return original(*arguments, **options)
-                Counting.calls += 1
-                if Counting.calls == kill.number:
-                    if kill.event == "half a write":
-                        original(arguments[0], arguments[1][: len(arguments[1]) // 2])
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return original(*arguments, **options)
 
-            return counted
+def saved_steps(folder: Path) -> list[int]:
+    from polaformer.training import checkpoint
 
-    checkpoint.os = Counting()  # type: ignore[assignment]
+    return [int(path.name.split("-")[1]) for path in checkpoint.ordered(folder / "checkpoints")]
+
+
+def errors(folder: Path) -> str:
+    return "\n".join(path.read_text() for path in sorted(folder.parent.glob(f"{folder.name}-stderr-*")))
 
 
 def outcome(folder: Path) -> dict[str, Any]:

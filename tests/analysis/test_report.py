@@ -170,7 +170,7 @@ def run_result(
     counts.confusion += 9 * torch.eye(num_classes, dtype=torch.long)
     counts.confusion[0, 1] = 3
     wall = {"wall": {"seconds": 7.5}, "epoch": 1.0, "step": 3}
-    journal = [{"kind": "train", "loss": 1.25, **wall}, {"kind": "eval", "accuracy": 61.5, **wall}]
+    journal = [{"kind": "train", "loss": 1.25, **wall}, {"kind": "eval", "accuracy": 61.5, "unreadable": 2, **wall}]
     values = {
         "name": "PolaFormer",
         "classifier": Classifier(model, classes, Preprocessing((16, 16), (0.5,) * channels, (0.25,) * channels)),
@@ -204,7 +204,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Page:
     """The report of two runs of one name, with names that would be code or formulas."""
     torch.manual_seed(0)
     one = run_result(num_classes=6)
-    classes = (NASTY, "$\\frac$ & $x", '" onload="', "猫", "bad \udcff", "a")
+    classes = (NASTY, "$\\frac$ &", '" onload="', "猫", "bad \udcff", "a")
     classifier = Classifier(one.classifier.model, classes, one.classifier.preprocessing)
     model = small("softmax_deit_tiny", num_classes=6, img_size=16)
     other = run_result(model, num_classes=6, settings={"model": NASTY, "lr": 1e-3, "dims": (16,), "depths": (2,)})
@@ -233,7 +233,7 @@ def test_runs_of_one_name_are_told_apart_and_settings_that_differ_are_marked(pai
 
 
 def test_the_table_holds_the_numbers_of_counts_and_journal(pair: Page) -> None:
-    for text in ("54 / 57", "94.74 %", "top-5", "1.250", "7.5 s", "nats"):
+    for text in ("54 / 57", "94.74 %", "top-5", "1.250", "7.5 s", "nats", "2 could not be read"):
         assert text in pair.source
 
 

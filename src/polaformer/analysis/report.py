@@ -63,10 +63,12 @@ figure img { display: block; max-width: 100%; height: auto; background: #fff; bo
 figcaption, .soft { color: var(--soft); font-size: .9rem; margin-top: .35rem; }
 pre { background: var(--band); border: 1px solid var(--line); border-radius: .4rem; padding: .6rem .8rem;
   white-space: pre-wrap; font-size: .88rem; }
-@media (max-width: 40rem) { figure img.wide { width: 44rem; max-width: none; } }
+@media screen and (max-width: 40rem) { figure img.wide { width: 44rem; max-width: none; } }
 @media print { :root { --text: #000; --soft: #333; --back: #fff; --line: #bbb; --band: #f4f4f4; --mark: #fff1c2; }
   body { max-width: none; padding: 0; font-size: 10pt; } nav { display: none; } h2, h3 { break-after: avoid; }
-  tr { break-inside: avoid; } img { filter: none; } }
+  tr { break-inside: avoid; } img { filter: none; } figure img { max-height: 8.8cm; width: auto; }
+  .scroll { overflow: visible; } table { font-size: 8.5pt; } th, td { padding: .2rem .4rem; } td { min-width: 0; }
+  .numbers th { white-space: normal; } }
 """
 
 
@@ -142,7 +144,7 @@ def _results(runs: Sequence[RunResult]) -> str:
     if all(len(run.counts.confusion) <= TOP for run in runs):
         rows = [{name: value for name, value in row.items() if name != "top-5"} for row in rows]
     table = _table(list(rows[0]), [list(row.values()) for row in rows], "numbers")
-    classes, unreadable = max(len(run.classifier.classes) for run in runs), max(len(run.counts.bad) for run in runs)
+    classes, unreadable = max(len(run.classifier.classes) for run in runs), max(_num_unreadable(run) for run in runs)
     left_out = f"; {unreadable} could not be read and are left out" if unreadable else ""
     note = f"Accuracy on {max(run.counts.samples for run in runs):,} validation images of {classes:,} classes{left_out}. "
     return (
@@ -163,6 +165,11 @@ def _result(run: RunResult) -> dict[str, str]:
         "training time": _duration(seconds[-1]) if seconds else "–",
         "entropy": _entropy(run),
     }
+
+
+def _num_unreadable(run: RunResult) -> int:
+    """Of the last evaluation: counts list the images of one process, the journal knows the number of all."""
+    return max([len(run.counts.bad), *(line.get("unreadable", 0) for line in lines(run.journal, "eval")[-1:])])
 
 
 def _curves(runs: Sequence[RunResult]) -> str:

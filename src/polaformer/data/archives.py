@@ -1,8 +1,9 @@
 """.tar files, read in place and in any order, so that training from them is as repeatable as from folders.
 
 One .tar of class folders; a folder of .tar files, one a class; or WebDataset shards: files that share a name up to its first
-dot are one sample, `.cls` its label (a number, or the name of a class), one with the extension of an image its image. Only the
-headers are read at the start; nothing is unpacked, so no path inside an archive matters.
+dot are one sample, `.cls` its label (a number, or the name of a class), one with the extension of an image its image. Folders
+around all of these do not matter. Only the headers are read at the start; nothing is unpacked, so no path inside an archive can
+do harm.
 """
 
 import os
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 from PIL.Image import Image
 
-from polaformer.data.folders import TRAIN, VAL, split_folders
+from polaformer.data.folders import TRAIN, VAL, class_folders, images_below, split_folders
 from polaformer.data.images import EXTENSIONS, decode, shown
 from polaformer.errors import DataError, ImageError
 
@@ -32,10 +33,21 @@ class Member(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """An image and its class: a place in the list of classes, or a name."""
+    """An image, the folders that it lies in (below those that all images lie in), and what the .cls beside it says, if any.
+
+    A label is a place in the list of classes, or a name.
+    """
 
     image: Member
-    label: int | str
+    folders: tuple[str, ...]
+    told: int | str | None
+
+    @property
+    def label(self) -> int | str:
+        """What the .cls says; else the outermost folder; else, of one .tar a class, the archive's name."""
+        if self.told is not None:
+            return self.told
+        return self.folders[0] if self.folders else self.image.archive.stem
 
 
 class Archives:
@@ -45,7 +57,7 @@ class Archives:
         self.classes = classes
         self.members = [sample.image for sample in samples]
         place = {name: label for label, name in enumerate(classes)}
-        self.labels = [sample.label if isinstance(sample.label, int) else place[sample.label] for sample in samples]
+        self.labels = [label if isinstance(label, int) else place[label] for label in (sample.label for sample in samples)]
 
     def __len__(self) -> int:
         return len(self.members)
@@ -64,8 +76,14 @@ class Archives:
 
 
 def are_in(root: Path) -> bool:
-    """Whether a folder holds .tar files, itself or in its training part."""
-    return bool(_archives(split_folders(root)[0]))
+    """Whether a folder holds .tar files, itself or in its training part; raises DataError if it holds class folders too."""
+    train = split_folders(root)[0]
+    found = bool(_archives(train))
+    if found and any(images_below(train / name) for name in class_folders(train)):
+        raise DataError(
+            f"{shown(train)} holds .tar files and folders of images; it is not clear which to use: move one of them"
+        )
+    return found
 
 
 def open_splits(path: Path) -> tuple[Archives, Archives | None]:
@@ -74,7 +92,7 @@ def open_splits(path: Path) -> tuple[Archives, Archives | None]:
     Parts are folders `train` and `val`, inside the .tar or around the .tar files, or shards named after them.
     """
     if path.is_file():
-        train, val = _split(_samples([path]), _first_folder)
+        train, val = _split_inside([one for one in _samples([path]) if one.folders or one.told is not None])
     else:
         train_folder, val_folder = split_folders(path)
         train, val = _split(_samples(_archives(train_folder)), _word_of_shard)
@@ -87,25 +105,38 @@ def open_splits(path: Path) -> tuple[Archives, Archives | None]:
 
 def _archives(folder: Path) -> list[Path]:
     try:
-        return sorted(path for path in folder.iterdir() if path.suffix == ".tar")
+        return sorted(path for path in folder.iterdir() if path.suffix == ".tar" and not path.is_dir())
     except OSError as error:
         raise DataError(f"{shown(folder)} cannot be listed: {error.strerror}; check the path and its permissions") from error
 
 
 def _samples(archives: list[Path]) -> list[Sample]:
-    found: list[Sample] = []
+    found: list[tuple[Member, Member | None]] = []
     for archive in archives:
         members = list(_members(archive))
         labels = {_stem(member.name): member for member in members if member.name.endswith(".cls")}
         images = [member for member in members if os.path.splitext(member.name)[1].lower() in EXTENSIONS]
-        found += [Sample(image, _label_of(image, labels.get(_stem(image.name)))) for image in images]
-    return found
+        found += [(image, labels.get(_stem(image.name))) for image in images]
+    folders = _below_shared([_folders(image) for image, _ in found])
+    samples = [Sample(image, inside, _told(label)) for (image, label), inside in zip(found, folders, strict=True)]
+    return [one for one in samples if not (one.folders and one.folders[0].startswith("."))]
 
 
-def _label_of(image: Member, label: Member | None) -> int | str:
-    """What the .cls beside the image says; else the folder it lies in; else, of one .tar a class, the archive's name."""
+def _folders(member: Member) -> tuple[str, ...]:
+    return tuple(part for part in member.name.split("/")[:-1] if part not in ("", ".", ".."))
+
+
+def _below_shared(folders: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Without the outermost folders, where all have the same ones; of those that have any, one is always left."""
+    shortest = min((len(inside) for inside in folders), default=0)
+    shared = min(len(os.path.commonprefix(folders)), max(shortest - 1, 0))
+    return [inside[shared:] for inside in folders]
+
+
+def _told(label: Member | None) -> int | str | None:
+    """What a .cls says."""
     if label is None:
-        return os.path.basename(os.path.dirname(image.name)) or image.archive.stem
+        return None
     text = _content(label, LONGEST_LABEL).decode("utf-8", "replace").strip()
     if not text:
         raise DataError(f"{_name(label)} is empty; write the number or the name of the class into it")
@@ -115,11 +146,26 @@ def _label_of(image: Member, label: Member | None) -> int | str:
 def _members(archive: Path) -> Iterator[Member]:
     try:
         with tarfile.open(archive, mode="r:") as file:
-            for info in file:
+            for info in _headers(file):
                 if info.isfile() and not info.issparse():
                     yield Member(archive, info.name, info.offset_data, info.size)
-    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
-        raise DataError(f"{archive} is no whole, uncompressed .tar: {error}; write or fetch it again") from error
+    except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        reason = str(error) or "a header makes no sense"
+        raise DataError(f"{archive} is no whole, uncompressed .tar: {reason}; write or fetch it again") from error
+
+
+def _headers(file: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """The headers one after the other. tarfile itself goes back where a size is negative, and stops where one is damaged."""
+    last = -1
+    for info in file:
+        if info.size < 0 or info.offset <= last:
+            raise tarfile.ReadError(f"the header at byte {info.offset} makes no sense")
+        last = info.offset
+        yield info
+    assert file.fileobj is not None
+    file.fileobj.seek(file.offset)
+    if file.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+        raise tarfile.ReadError(f"it is damaged, or cut off, at byte {file.offset}")
 
 
 def _content(member: Member, most: int | None = None) -> bytes:
@@ -135,19 +181,23 @@ def _content(member: Member, most: int | None = None) -> bytes:
     return content
 
 
-def _split(samples: list[Sample], word_of: Callable[[Member], str]) -> tuple[list[Sample], list[Sample]]:
+def _split(samples: list[Sample], word_of: Callable[[Sample], str]) -> tuple[list[Sample], list[Sample]]:
     """The samples whose word says that they are for training, and those for validation; all and none, where none says so."""
-    train = [sample for sample in samples if word_of(sample.image) in TRAIN]
-    val = [sample for sample in samples if word_of(sample.image) in VAL]
+    train = [sample for sample in samples if word_of(sample) in TRAIN]
+    val = [sample for sample in samples if word_of(sample) in VAL]
     return (train, val) if train else (samples, [])
 
 
-def _first_folder(member: Member) -> str:
-    return member.name.removeprefix("./").split("/")[0]
+def _split_inside(samples: list[Sample]) -> tuple[list[Sample], list[Sample]]:
+    """By the outermost folder, which is then no class."""
+    train, val = _split(samples, lambda sample: "".join(sample.folders[:1]))
+    if train is samples:
+        return samples, []
+    return [one._replace(folders=one.folders[1:]) for one in train], [one._replace(folders=one.folders[1:]) for one in val]
 
 
-def _word_of_shard(member: Member) -> str:
-    words = re.split(r"[^a-z]+", member.archive.stem.lower())
+def _word_of_shard(sample: Sample) -> str:
+    words = re.split(r"[^a-z]+", sample.image.archive.stem.lower())
     return next((word for word in words if word in (*TRAIN, *VAL)), "")
 
 

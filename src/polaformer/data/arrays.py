@@ -1,6 +1,5 @@
 """Array files: .npz with x_train and y_train, x_test and y_test, and, if wanted, classes. Nothing in them is unpickled."""
 
-import io
 import zipfile
 from pathlib import Path
 
@@ -9,6 +8,9 @@ from PIL import Image
 
 from polaformer.data.images import from_array
 from polaformer.errors import DataError
+
+HARMLESS, MOST_SWELLING = 2**30, 100  # bytes; how many times larger than its file the content may be
+MOST_CLASSES = 10**6
 
 
 class Arrays:
@@ -44,21 +46,40 @@ def open_splits(path: Path) -> tuple[Arrays, Arrays | None]:
         )
     for part in ("train", "test"):
         _check(path, part, arrays)
-    largest = max(int(arrays[name].max(initial=0)) for name in ("y_train", "y_test") if name in arrays)
-    given = arrays.get("classes")
-    classes = tuple(str(i) for i in range(largest + 1)) if given is None else tuple(str(name) for name in given.tolist())
-    if len(classes) <= largest:
-        raise DataError(f"{path} names {len(classes)} classes but has the label {largest}; name them all, or leave classes out")
+    classes = _classes(path, arrays)
     train = Arrays(arrays["x_train"], arrays["y_train"], classes, "train")
     return train, Arrays(arrays["x_test"], arrays["y_test"], classes, "test") if "x_test" in arrays else None
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
+        with zipfile.ZipFile(path) as archive:
+            swollen = sum(entry.file_size for entry in archive.infolist())
+        if swollen > max(HARMLESS, MOST_SWELLING * path.stat().st_size):
+            raise ValueError(f"unpacked it would have {swollen:,} bytes, more than {MOST_SWELLING} times its size")
+        with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zipfile.zlib.error, KeyError) as error:  # type: ignore[attr-defined]
-        raise DataError(f"{path} is no .npz of plain arrays: {error}; write it again with numpy.savez") from error
+    except Exception as error:
+        # A damaged file fails in many ways inside zipfile, zlib and NumPy; all of them mean the same.
+        raise DataError(
+            f"{path} is no whole .npz of plain arrays: {str(error) or type(error).__name__}; write it again with numpy.savez"
+        ) from error
+
+
+def _classes(path: Path, arrays: dict[str, np.ndarray]) -> tuple[str, ...]:
+    """The names that the file gives the classes, or their numbers."""
+    largest = max(int(arrays[name].max(initial=0)) for name in ("y_train", "y_test") if name in arrays)
+    if largest >= MOST_CLASSES:
+        raise DataError(f"{path} has the label {largest}; give whole numbers below {MOST_CLASSES:,}")
+    given = arrays.get("classes")
+    if given is None:
+        return tuple(str(label) for label in range(largest + 1))
+    if given.ndim != 1 or len(given) <= largest:
+        raise DataError(
+            f"{path}: classes has shape {given.shape}, but there is the label {largest}; give a list of at least {largest + 1} "
+            "names, or leave classes out"
+        )
+    return tuple(str(name) for name in given.tolist())
 
 
 def _check(path: Path, part: str, arrays: dict[str, np.ndarray]) -> None:
@@ -67,7 +88,7 @@ def _check(path: Path, part: str, arrays: dict[str, np.ndarray]) -> None:
         return
     if images is None or labels is None:
         raise DataError(f"{path} has only one of x_{part} and y_{part}; give both")
-    if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):
+    if images.dtype != np.uint8 or images.ndim not in (3, 4) or images.shape[3:] not in ((), (3,)) or 0 in images.shape[1:]:
         raise DataError(
             f"{path}: x_{part} is {images.dtype} of shape {images.shape}; give bytes (uint8) of shape (N, height, width) or "
             "(N, height, width, 3)"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from PIL.Image import Image
 
-from polaformer.data.images import EXTENSIONS, read_image, shown
-from polaformer.errors import DataError, ImageError
+from polaformer.data.images import EXTENSIONS, read_file, read_image, shown
+from polaformer.errors import DataError
 
 TRAIN = ("train", "training")
 VAL = ("val", "valid", "validation", "test")
@@ -17,9 +17,7 @@ class Folder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.classes = tuple(
-            sorted(entry.name for entry in _entries(root) if entry.is_dir() and not entry.name.startswith("."))
-        )
+        self.classes = class_folders(root)
         files = [(path, label) for label, name in enumerate(self.classes) for path in images_below(root / name)]
         self.paths = [path for path, _ in files]
         self.labels = [label for _, label in files]
@@ -37,10 +35,7 @@ class Folder:
 
     def content(self, index: int) -> bytes:
         """The bytes of the file."""
-        try:
-            return self.paths[index].read_bytes()
-        except OSError as error:
-            raise ImageError(f"{shown(self.paths[index])} cannot be read: {error.strerror}; check the path") from error
+        return read_file(self.paths[index])
 
 
 def split_folders(root: Path) -> tuple[Path, Path | None]:
@@ -57,10 +52,16 @@ def open_splits(root: Path) -> tuple[Folder, Folder | None]:
     return _open(train), None if val is None else _open(val)
 
 
+def class_folders(root: Path) -> tuple[str, ...]:
+    """The names of the folders that are classes, sorted: all but hidden ones."""
+    return tuple(entry.name for entry in _entries(root) if _is_folder(entry) and not entry.name.startswith("."))
+
+
 def images_below(folder: Path) -> list[Path]:
     """The files with the extension of an image, at any depth, sorted; links are followed, but not round in circles."""
     found: list[Path] = []
-    waiting, seen = [folder], set()
+    # A link to a folder that this one lies in would make all classes one.
+    waiting, seen = [folder], {os.path.realpath(above) for above in folder.absolute().parents}
     while waiting:
         current = waiting.pop()
         where = os.path.realpath(current)
@@ -68,7 +69,7 @@ def images_below(folder: Path) -> list[Path]:
             continue
         seen.add(where)
         for entry in _entries(current):
-            if entry.is_dir():
+            if _is_folder(entry):
                 waiting.append(Path(entry.path))
             elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:
                 found.append(Path(entry.path))
@@ -86,8 +87,17 @@ def _open(root: Path) -> Folder:
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What is in a folder, by name: the order in which a file system lists it is arbitrary."""
     try:
         with os.scandir(folder) as entries:
-            return list(entries)
+            return sorted(entries, key=lambda entry: entry.name)
     except OSError as error:
         raise DataError(f"{shown(folder)} cannot be listed: {error.strerror}; check the path and its permissions") from error
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        # A link to itself; if it has the name of an image, reading it says so.
+        return False

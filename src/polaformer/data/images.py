@@ -5,6 +5,8 @@ dropped, as torchvision and timm do; more than 8 bits a channel are scaled to 8.
 """
 
 import io
+import os
+import stat
 import warnings
 from os import PathLike
 from pathlib import Path
@@ -15,21 +17,34 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from polaformer.errors import ImageError
 
 MOST_PIXELS = 64_000_000
-FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+MOST_BYTES = 2**30
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+_READ = f"{', '.join(FORMATS)} are read: fetch it again, or remove it from the data"
+_SHRINK = "make it smaller, or remove it from the data"
 
-# Ours refuses what it warns of.
+# Ours refuses what the first warns of; the second are about damaged notes of cameras, which do no harm.
 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImagePlugin")
 
 
 def read_image(path: str | PathLike[str], *, channels: int = 3, most_pixels: int = MOST_PIXELS) -> Image.Image:
     """The image in a file, in RGB or, of one channel, in grey; raises ImageError."""
+    return decode(read_file(path), shown(path), channels=channels, most_pixels=most_pixels)
+
+
+def read_file(path: str | PathLike[str]) -> bytes:
+    """The bytes of a file; raises ImageError, also for what might never end: pipes, devices, files beyond all images."""
     try:
-        content = Path(path).read_bytes()
+        about = os.stat(path)
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError("it is no file")
+        if about.st_size > MOST_BYTES:
+            raise OSError(f"it has {about.st_size:,} bytes, more than the {MOST_BYTES:,} that are allowed")
+        return Path(path).read_bytes()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ImageError(f"{shown(path)} cannot be read: {reason}; check the path, or remove it from the data") from error
-    return decode(content, shown(path), channels=channels, most_pixels=most_pixels)
 
 
 def decode(content: bytes, name: str, *, channels: int = 3, most_pixels: int = MOST_PIXELS) -> Image.Image:
@@ -40,19 +55,19 @@ def decode(content: bytes, name: str, *, channels: int = 3, most_pixels: int = M
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             if image.width * image.height > most_pixels:
                 raise ImageError(
-                    f"{name} has {image.width}×{image.height} pixels, more than the {most_pixels:,} that are allowed; "
-                    "make it smaller, or remove it from the data"
+                    f"{name} has {image.width}×{image.height} pixels, more than the {most_pixels:,} that are allowed; {_SHRINK}"
                 )
             image.load()
             return _as_mode(_upright(image), "RGB" if channels == 3 else "L")
     except ImageError:
         raise
+    except Image.DecompressionBombError as error:  # far more: Pillow does not even say how many
+        raise ImageError(f"{name} has more pixels than the {most_pixels:,} that are allowed; {_SHRINK}") from error
+    except UnidentifiedImageError as error:
+        raise ImageError(f"{name} is no image that can be read; {_READ}") from error
     except Exception as error:
         # A damaged file fails in many ways inside Pillow; none of them may pass as anything but a damaged file.
-        kind = "is no image that can be read" if isinstance(error, UnidentifiedImageError) else "is damaged"
-        reason = "" if isinstance(error, UnidentifiedImageError) else f": {str(error) or type(error).__name__}"
-        allowed = ", ".join(one for one in FORMATS if one != "MPO")
-        raise ImageError(f"{name} {kind}{reason}; {allowed} are read: fetch it again, or remove it from the data") from error
+        raise ImageError(f"{name} is damaged: {str(error) or type(error).__name__}; {_READ}") from error
 
 
 def from_array(pixels: np.ndarray, *, channels: int = 3) -> Image.Image:
@@ -62,7 +77,7 @@ def from_array(pixels: np.ndarray, *, channels: int = 3) -> Image.Image:
 
 def shown(path: str | PathLike[str]) -> str:
     """The path as text that can be printed and put into JSON, whatever bytes its name has."""
-    return str(path).encode("utf-8", "backslashreplace").decode().replace("\n", "\\n")
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(path))
 
 
 def _upright(image: Image.Image) -> Image.Image:

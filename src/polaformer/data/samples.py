@@ -86,7 +86,7 @@ def batches(
 ) -> Generator[Batch, None, None]:
     """The batches of these keys, in their order, read ahead by worker processes, which end when this generator is closed."""
     loader = DataLoader(
-        samples,
+        _Telling(samples),
         batch_sampler=_Keys(keys),
         num_workers=num_workers,
         collate_fn=partial(_collate, channels=samples.channels),
@@ -96,11 +96,27 @@ def batches(
     )
     iterator = iter(loader)
     try:
-        yield from iterator
+        for batch in iterator:
+            if isinstance(batch, DataError):
+                raise batch
+            yield batch
     finally:
         # They ignore signals, so they have to be told; an exception on its way out may keep the iterator alive.
         if num_workers:
             iterator._shutdown_workers()  # type: ignore[attr-defined]
+
+
+class _Telling(Dataset[Sample | DataError]):
+    """The samples, with errors as values: raised in a worker process, they would come out with its traceback as their text."""
+
+    def __init__(self, samples: Samples) -> None:
+        self.samples = samples
+
+    def __getitem__(self, key: Key) -> Sample | DataError:
+        try:
+            return self.samples[key]
+        except DataError as error:
+            return error
 
 
 class _Keys:
@@ -119,7 +135,10 @@ def _ignore_signals(worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _collate(samples: list[Sample], channels: int) -> Batch:
+def _collate(found: list[Sample | DataError], channels: int) -> Batch | DataError:
+    samples = [one for one in found if isinstance(one, Sample)]
+    if len(samples) < len(found):
+        return next(one for one in found if isinstance(one, DataError))
     images = [sample.image for sample in samples if sample.image is not None]
     usable = [sample for sample in samples if sample.image is not None]
     return Batch(

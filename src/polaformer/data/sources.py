@@ -6,6 +6,7 @@ from typing import Protocol
 
 from PIL.Image import Image
 
+from polaformer.data.images import shown
 from polaformer.data.randomness import derive
 from polaformer.errors import DataError
 
@@ -94,14 +95,23 @@ def _splits(spec: str) -> tuple[Source, Source | None]:
     if spec.startswith(HUGGING_FACE):
         return hugging_face.open_splits(spec.removeprefix(HUGGING_FACE))
     path = Path(spec)
-    if path.is_dir():
+    is_folder, is_file = _kind(path)
+    if is_folder and spec:
         return archives.open_splits(path) if archives.are_in(path) else folders.open_splits(path)
-    if path.is_file() and path.suffix == ".tar":
+    if is_file and path.suffix == ".tar":
         return archives.open_splits(path)
-    if path.is_file() and path.suffix == ".npz":
+    if is_file and path.suffix == ".npz":
         return arrays.open_splits(path)
-    what = f"{spec} is a file" if path.is_file() else f"there is no data {spec}"
+    what = f"{shown(spec)} is a file" if is_file else f"there is no data {shown(spec) or 'without a name'}"
     raise DataError(f"{what}; give a folder of class folders, a .tar, an .npz, {HUGGING_FACE}FOLDER, or {DIGITS!r}")
+
+
+def _kind(path: Path) -> tuple[bool, bool]:
+    """Whether it is a folder, whether it is a file; raises DataError where the operating system does not say."""
+    try:
+        return path.is_dir(), path.is_file()
+    except OSError as error:
+        raise DataError(f"{shown(path)} cannot be read: {error.strerror}; check the path and its permissions") from error
 
 
 def _held_out(source: Source, share: float) -> Data:
@@ -120,9 +130,9 @@ def _check(data: Data, spec: str) -> None:
             f"{spec}: training and validation have different classes ({', '.join(differ[:5])}{', …' * (len(differ) > 5)}); "
             "give both the same class folders"
         )
-    for name, part in (("train", data.train), ("val", data.val)):
+    for purpose, part in (("train", data.train), ("validate", data.val)):
         if not len(part):
-            raise DataError(f"{spec}: there are no images to {name} with; add some, or hold out another share (--val-share)")
+            raise DataError(f"{spec}: there are no images to {purpose} with; add some, or hold out another share (--val-share)")
     missing = [data.classes[label] for label in sorted(set(range(len(data.classes))) - set(data.train.labels))]
     if missing:
         raise DataError(

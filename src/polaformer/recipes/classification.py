@@ -49,6 +49,8 @@ class Classification(Settings):
     """Heads of each stage."""
     mlp_ratios: tuple[float, ...] | None = None
     """Width of the hidden layer over that of the block, of each stage."""
+    reductions: tuple[int, ...] | None = None
+    """Factor by which keys are fewer than queries along height and width, of each stage."""
     drop_path_rate: float | None = None
     """Largest share of residual branches that is dropped."""
     checkpoint: str | None = None
@@ -127,7 +129,7 @@ class Classification(Settings):
             value = getattr(self, name)
             if value is not None and value < 1:
                 found.append(f"{name} is {value}; give a whole number of pixels")
-        for name in ("dims", "depths", "num_heads", "mlp_ratios"):
+        for name in ("dims", "depths", "num_heads", "mlp_ratios", "reductions"):
             values = getattr(self, name)
             if values is not None and (not values or any(not 0 < value < float("inf") for value in values)):
                 found.append(f"{name} is {values}; give positive numbers, one a stage")
@@ -140,7 +142,7 @@ class Classification(Settings):
 
     def model_options(self) -> dict[str, Any]:
         """The arguments of `create_model` besides the name and the number of classes."""
-        names = ("attention", "patch_size", "dims", "depths", "num_heads", "mlp_ratios", "drop_path_rate")
+        names = ("attention", "patch_size", "dims", "depths", "num_heads", "mlp_ratios", "reductions", "drop_path_rate")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return given | {"img_size": self.img_size, "in_chans": len(self.mean)}
 
