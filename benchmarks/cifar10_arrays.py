@@ -2,8 +2,8 @@
 
 Usage: python benchmarks/cifar10_arrays.py FOLDER_OF_MOSAICS cifar10.npz
 
-The folder holds train_00.webp … train_49.webp, test_00.webp … test_09.webp, 1,000 images of 32×32 pixels in each, row by row, and
-labels.npz with y_train and y_test.
+The folder holds train_00.webp … train_49.webp, test_00.webp … test_09.webp, 1,000 images of 32×32 pixels in each, row by row,
+and labels.npz with y_train and y_test.
 """
 
 import sys

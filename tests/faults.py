@@ -7,9 +7,11 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
+import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -76,6 +78,12 @@ def write_data(path: Path, num_train: int = 160, num_test: int = 23) -> str:
     return str(path)
 
 
+def free_port() -> int:
+    with closing(socket.socket()) as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
 def spawn(target: Callable[..., None], *arguments: Any) -> BaseProcess:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
@@ -96,6 +104,33 @@ def run(folder: Path, recipe: Classification, kill: Kill | None = None, processe
     return [process.exitcode or 0 for process in started]
 
 
+def call(function: Callable[..., None], *arguments: Any, processes: int = 1, port: int = 0) -> None:
+    """Calls the function in so many processes that know of each other, and waits for them."""
+    started = [spawn(_called, function, arguments, rank, processes, port) for rank in range(processes)]
+    for process in started:
+        process.join(60)
+        assert process.exitcode == 0, "see the error that it printed"
+
+
+def _called(function: Callable[..., None], arguments: tuple[Any, ...], rank: int, processes: int, port: int) -> None:
+    _become(rank, processes, port)
+    function(*arguments)
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _become(rank: int, processes: int, port: int) -> None:
+    """Sets what torchrun would set."""
+    import torch
+
+    torch.set_num_threads(1)
+    multiprocessing.set_start_method("fork", force=True)  # for workers, as outside of these tests
+    if processes > 1:
+        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+        os.environ.update({name: str(value) for name, value in names.items()})
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+
+
 def spawn_run(folder: Path, recipe: Classification) -> BaseProcess:
     return spawn(_child, folder, recipe, None, 0, 1, 0)
 
@@ -107,18 +142,11 @@ def spawn_run_in_processes(
 
 
 def _child(folder: Path, recipe: Classification, kill: Kill | None, rank: int, processes: int, port: int) -> None:
-    import torch
-
     from polaformer.errors import StoppedError
     from polaformer.recipes.running import resume, train
 
-    torch.set_num_threads(1)
-    multiprocessing.set_start_method("fork", force=True)  # for workers, as outside of these tests
+    _become(rank, processes, port)
     os.dup2(os.open(folder.parent / f"{folder.name}-stderr-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
-    if processes > 1:
-        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
-        os.environ.update({name: str(value) for name, value in names.items()})
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     watch = _killer(kill if kill and kill.rank == rank else None)
     try:
         resume(folder, watch) if (folder / "config.json").exists() else train(recipe, folder, watch)

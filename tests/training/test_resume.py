@@ -2,28 +2,20 @@
 
 import random
 import signal
-import socket
 import time
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import faults
 import psutil
 import pytest
-from faults import Kill
 
+import faults
+from faults import Kill, free_port
 from polaformer.recipes.classification import Classification
 
 NUM_SAVES = 8
 faults_only = pytest.mark.faults
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def calls_of_each_save() -> list[int]:
@@ -32,7 +24,7 @@ def calls_of_each_save() -> list[int]:
 
     from polaformer.training import checkpoint
 
-    files = {name: b"x" for name in ("state.json", "model.safetensors", "optimizer.safetensors", "ema.safetensors")}
+    files = dict.fromkeys(("state.json", "model.safetensors", "optimizer.safetensors", "ema.safetensors"), b"x")
     counts: list[int] = []
     with tempfile.TemporaryDirectory() as folder:
         for save in range(NUM_SAVES):

@@ -10,6 +10,7 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -128,9 +129,10 @@ def _folders(member: Member) -> tuple[str, ...]:
 
 def _below_shared(folders: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Without the outermost folders, where all have the same ones; of those that have any, one is always left."""
-    shortest = min((len(inside) for inside in folders), default=0)
-    shared = min(len(os.path.commonprefix(folders)), max(shortest - 1, 0))
-    return [inside[shared:] for inside in folders]
+    first, last = min(folders, default=()), max(folders, default=())  # what these two share, all share
+    shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))))
+    most = min((len(inside) for inside in folders), default=0) - 1
+    return [inside[max(min(shared, most), 0) :] for inside in folders]
 
 
 def _told(label: Member | None) -> int | str | None:

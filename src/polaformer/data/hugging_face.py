@@ -20,7 +20,11 @@ class HuggingFace:
         self.split = split
         by_label = sorted((label, name) for name, label in self.reader.class_to_idx.items())
         self.classes = tuple(name for _, name in by_label)
-        self.labels = [int(label) for label in self.reader.dataset["label"]]
+        given = list(self.reader.dataset["label"])
+        unknown = [place for place, label in enumerate(given) if label is None or not 0 <= label < len(self.classes)]
+        if unknown:
+            raise DataError(f"{root}: {len(unknown)} images have no label, first {self.name(unknown[0])}; remove or label them")
+        self.labels = [int(label) for label in given]
 
     def __len__(self) -> int:
         return len(self.reader)
@@ -39,8 +43,9 @@ class HuggingFace:
             file, _ = self.reader[index]
             with file:
                 return file.read()
-        except (OSError, AssertionError) as error:
-            raise ImageError(f"{self.name(index)} cannot be read: {error}; check the data set") from error
+        except (OSError, AssertionError, TypeError) as error:  # TypeError: there is none
+            reason = str(error) if isinstance(error, OSError) else "it is missing"
+            raise ImageError(f"{self.name(index)} cannot be read: {reason}; check the data set") from error
 
 
 def open_splits(folder: str) -> tuple[HuggingFace, HuggingFace | None]:
@@ -53,11 +58,24 @@ def open_splits(folder: str) -> tuple[HuggingFace, HuggingFace | None]:
     if "train" not in splits:
         raise DataError(f"{folder} has the splits {', '.join(splits) or 'none'}; a split 'train' is needed")
     val = next((name for name in ("validation", "val", "test") if name in splits), None)
+    train = _open(root, "train")
+    return train, None if val is None else _open(root, val)
+
+
+def _open(root: Path, split: str) -> HuggingFace:
     try:
-        train = HuggingFace(root, "train")
-        return train, None if val is None else HuggingFace(root, val)
-    except (KeyError, ValueError, AttributeError) as error:
-        raise DataError(f"{folder} has no images under 'image' with labels under 'label': {error}") from error
+        found = HuggingFace(root, split)
+        # The reader adds the column where there is none.
+        if found.reader.dataset.data.column("image").null_count == len(found):
+            raise ValueError("there are no images")
+        return found
+    except DataError:
+        raise
+    except Exception as error:
+        # The library raises whatever its readers raise.
+        raise DataError(
+            f"{root} has no column 'image' of images and 'label' of classes ({_line(error)}); rename them"
+        ) from error
 
 
 def _split_names(root: Path) -> list[str]:
@@ -66,6 +84,9 @@ def _split_names(root: Path) -> list[str]:
     try:
         found: Any = datasets.get_dataset_split_names(str(root))
     except Exception as error:
-        # The library raises whatever its readers raise.
-        raise DataError(f"{root} is no data set that the package `datasets` can read: {error}") from error
+        raise DataError(f"{root} is no data set that the package `datasets` can read: {_line(error)}; check it") from error
     return list(found)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -13,7 +13,7 @@ from torch import nn
 from polaformer.backbones import CheckpointError, create_model, load_checkpoint, save_checkpoint
 from polaformer.backbones.files import read_metadata, read_state_dict
 from polaformer.backbones.recognition import model_of_file
-from polaformer.data.transforms import RESIZE, Preprocessing
+from polaformer.data.transforms import Preprocessing
 
 
 class Guess(NamedTuple):
@@ -63,6 +63,7 @@ def load_classifier(path: str | PathLike[str]) -> Classifier:
         )
     model = create_model(**arguments)
     load_checkpoint(model, path)
+    _check_finite(path, model)
     about = read_metadata(path)
     try:
         return Classifier(model.eval(), _classes(about, model), _preprocessing(about, model))
@@ -82,15 +83,18 @@ def _classes(about: dict[str, str], model: Any) -> tuple[str, ...]:
 
 
 def _preprocessing(about: dict[str, str], model: Any) -> Preprocessing:
-    if "preprocessing" not in about:
+    if "preprocessing" in about:
+        given = json.loads(about["preprocessing"])
+        found = Preprocessing(**given | {key: tuple(given[key]) for key in ("img_size", "mean", "std")})
+    else:
         cfg = model.default_cfg
-        return Preprocessing(tuple(model.img_size), tuple(cfg["mean"]), tuple(cfg["std"]), "square", cfg["crop_pct"])
-    given = json.loads(about["preprocessing"])
-    given |= {key: tuple(given[key]) for key in ("img_size", "mean", "std")}
-    found = Preprocessing(**given)
-    numbers = [*found.img_size, *found.mean, *found.std, found.crop_pct]
-    if not all(isinstance(number, int | float) for number in numbers) or found.resize not in RESIZE:
-        raise ValueError("the preparation of images is not understood")
-    if not (found.channels == len(found.std) == model.in_chans and 0 < found.crop_pct <= 1 and min(found.std) > 0):
-        raise ValueError("the preparation of images does not fit the model")
+        found = Preprocessing(tuple(model.img_size), tuple(cfg["mean"]), tuple(cfg["std"]), "square", cfg["crop_pct"])
+    if found.channels != model.in_chans:
+        raise ValueError(f"images have {found.channels} channels, but the model {model.in_chans}")
     return found
+
+
+def _check_finite(path: str | PathLike[str], model: nn.Module) -> None:
+    broken = [name for name, parameter in model.named_parameters() if not bool(parameter.isfinite().all())]
+    if broken:
+        raise CheckpointError(f"{path} has numbers that are not finite, first in {broken[0]}; train or fetch it again")

@@ -125,6 +125,9 @@ def _listed(path: Path) -> dict[str, dict[str, Any]]:
             raise ValueError(f"its sha256 should be {digest} but is {whole}")
         if manifest["format"] != FORMAT:
             raise ValueError(f"its format is {manifest['format']!r} but this library reads {FORMAT!r}")
+        for name in manifest["files"]:
+            if Path(name).name != name:
+                raise ValueError(f"{name!r} is no plain name of a file")
         return dict(manifest["files"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedError(f"{path / MANIFEST} is damaged: {error}; use another checkpoint") from error

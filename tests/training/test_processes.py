@@ -1,0 +1,142 @@
+"""Rows P1 and P2: several processes compute what one computes, and count what one counts."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import faults
+from faults import free_port
+from polaformer.recipes.classification import Classification
+from polaformer.training.processes import first_host, slurm_variables
+
+TOLERANCE = 1e-12
+
+
+def gradients_of_a_step(recipe: Classification, step: int, target: str) -> None:
+    """Writes the gradients that an update is made with, from one of several processes."""
+    from polaformer.training.engine import Engine, taken
+    from polaformer.training.processes import start
+
+    job, accelerator = recipe.job(), start(recipe.precision)
+    engine = Engine(job.model, job.task, recipe, job.steps_per_epoch, accelerator)
+    found: dict[str, torch.Tensor] = {}
+
+    def keep(*_: Any, **__: Any) -> None:
+        found.update({name: one.grad.clone() for name, one in engine.inner.named_parameters() if one.grad is not None})
+
+    engine.optimizer.step = keep
+    batches = job.training_batches(step, accelerator.process_index, accelerator.num_processes)
+    update = engine.update(taken(batches, recipe.accumulation), step)
+    if accelerator.is_main_process:
+        save_file(found | {"loss": torch.tensor(update.loss, dtype=torch.float64)}, target)
+
+
+def counts_of_processes(recipe: Classification, sizes: tuple[int, ...], target: str) -> None:
+    """Writes what an evaluation counts on the first images of the data, for several numbers of them."""
+    from polaformer.data.sources import Data, Part
+    from polaformer.recipes.jobs import ClassificationJob
+    from polaformer.training.evaluation import count
+    from polaformer.training.processes import start
+
+    accelerator = start("fp32")
+    found: dict[str, torch.Tensor] = {}
+    for size in sizes:
+        whole = recipe.job().data
+        job = ClassificationJob(recipe, data=Data(whole.train, Part(whole.val, list(range(size)))))
+        batches = job.evaluation_batches(accelerator.process_index, accelerator.num_processes)
+        counts = count(job.model, job.task, batches, accelerator)
+        found[f"{size}.confusion"], found[f"{size}.top5"] = counts.confusion, torch.tensor(counts.top5)
+        found[f"{size}.loss"] = torch.tensor(counts.loss, dtype=torch.float64)
+    if accelerator.is_main_process:
+        save_file(found, target)
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Classification:
+    """In float64; draws that differ between processes by design, of mixup and drop path, are left out."""
+    data = faults.write_data(tmp_path_factory.mktemp("data") / "digits.npz")
+    return faults.tiny(data, precision="fp64", mixup=0.0, cutmix=0.0, drop_path_rate=0.0, accumulation=1, clip_norm=None)
+
+
+@pytest.mark.parametrize(("processes", "accumulation"), [(2, 1), (4, 1), (2, 4), (1, 2)])
+@pytest.mark.parametrize("model", ["pola_deit_tiny", "pola_pvt_tiny", "pola_swin_tiny"])
+def test_gradients_of_several_processes_are_those_of_one(
+    model: str, processes: int, accumulation: int, recipe: Classification, tmp_path: Path
+) -> None:
+    hierarchy = {"patch_size": 1, "dims": (8, 16), "depths": (1, 1), "num_heads": (1, 2), "mlp_ratios": (1.0, 1.0)}
+    if model == "pola_pvt_tiny":
+        recipe = replace(recipe, model=model, **hierarchy)
+    if model == "pola_swin_tiny":
+        recipe = replace(recipe, model=model, attention="pola,softmax", **(hierarchy | {"dims": (8, 16), "mlp_ratios": None}))
+    faults.call(gradients_of_a_step, recipe, 3, str(tmp_path / "one"))
+    several = replace(recipe, accumulation=accumulation)
+    faults.call(gradients_of_a_step, several, 3, str(tmp_path / "several"), processes=processes, port=free_port())
+    one, found = load_file(tmp_path / "one"), load_file(tmp_path / "several")
+    assert one.keys() == found.keys()
+    largest = max(float(gradient.abs().max()) for gradient in one.values())
+    for name in one:
+        assert float((one[name] - found[name]).abs().max()) <= TOLERANCE * max(largest, 1.0), name
+    assert largest > 1e-3
+
+
+def test_evaluation_counts_are_equal_whatever_the_number_of_processes(recipe: Classification, tmp_path: Path) -> None:
+    sizes = (1, 7, 16, 23)
+    single = replace(recipe, precision="fp32", batch_size=4)
+    for world in (1, 2, 3, 4):
+        faults.call(counts_of_processes, single, sizes, str(tmp_path / f"{world}"), processes=world, port=free_port())
+    wanted = load_file(tmp_path / "1")
+    for size in sizes:
+        assert int(wanted[f"{size}.confusion"].sum()) == size
+    for world in (2, 3, 4):
+        found = load_file(tmp_path / f"{world}")
+        for name in wanted:
+            if name.endswith("loss"):
+                torch.testing.assert_close(found[name], wanted[name], rtol=1e-6, atol=0)
+            else:
+                assert torch.equal(found[name], wanted[name]), (world, name)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("node7", "node7"),
+        ("a,b", "a"),
+        ("node[007-012,20],other", "node007"),
+        ("gpu-a-[3,5]", "gpu-a-3"),
+        ("x1,node[1-2]", "x1"),
+    ],
+)
+def test_the_first_host_of_slurms_list(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
+
+
+def test_slurms_variables_become_torchruns() -> None:
+    given = {
+        "SLURM_PROCID": "11",
+        "SLURM_NTASKS": "16",
+        "SLURM_LOCALID": "3",
+        "SLURM_JOB_NODELIST": "gpu[04-05]",
+        "SLURM_TASKS_PER_NODE": "8(x2)",
+        "SLURM_JOB_ID": "1234567",
+    }
+    wanted = {"RANK": "11", "WORLD_SIZE": "16", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8", "MASTER_ADDR": "gpu04"}
+    found = slurm_variables(given)
+    assert found.pop("MASTER_PORT").isdecimal()
+    assert found == wanted
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"},
+        {"SLURM_NTASKS": "4"},
+        {"RANK": "0", "SLURM_NTASKS": "4", "SLURM_PROCID": "1"},
+    ],
+)
+def test_outside_srun_and_under_torchrun_nothing_is_set(environment: dict[str, str]) -> None:
+    assert slurm_variables(environment) == {}
