@@ -245,16 +245,16 @@ def outcome(folder: Path) -> dict[str, Any]:
     found = checkpoint.newest(folder / "checkpoints")
     assert found is not None
     # The order of a safetensors file's notes on itself is not fixed; its tensors are.
-    files: dict[str, Any] = {name: _tensor_bytes(content) for name, content in found.files.items() if name != "state.json"}
+    files: dict[str, Any] = {name: tensor_bytes(content) for name, content in found.files.items() if name != "state.json"}
     state = json.loads(found.files["state.json"])
     state.pop("wall")
     state["progress"].pop("journal")  # its bytes include the times
     lines = [{name: value for name, value in line.items() if name != "wall"} for line in journal.read(folder)]
     shipped = folder / "model.safetensors"
-    return {"state": state, "journal": lines, "shipped": _tensor_bytes(shipped.read_bytes()), **files}
+    return {"state": state, "journal": lines, "shipped": tensor_bytes(shipped.read_bytes()), **files}
 
 
-def _tensor_bytes(content: bytes) -> dict[str, tuple[tuple[int, ...], bytes]]:
+def tensor_bytes(content: bytes) -> dict[str, tuple[tuple[int, ...], bytes]]:
     return {name: (tuple(one.shape), one.numpy().tobytes()) for name, one in load(content).items()}
 
 

@@ -18,6 +18,7 @@ Transform = Callable[[Image], Tensor]
 # How an image of another shape becomes a square: squeezed, as the authors evaluate, or cut, as timm and torchvision do.
 RESIZE = {"square": "squash", "shorter": "center"}
 INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming")
+LEAST_STD = 1e-6  # what is divided by it should stay finite
 LONGEST = 16  # longer side over shorter side, beyond which the ends of an image are cut off before it is resized
 
 
@@ -44,17 +45,19 @@ class Preprocessing:
                 f"images are resized by {self.resize!r} with {self.interpolation!r}; choose {' or '.join(RESIZE)}, with one of "
                 f"{', '.join(INTERPOLATIONS)}"
             )
-        if not 0 < self.crop_pct <= 1 or (self.img_size[0] / self.crop_pct) * (self.img_size[1] / self.crop_pct) > MOST_PIXELS:
+        if not 0 < self.crop_pct <= 1:
+            raise SettingsError(f"crop_pct is {self.crop_pct}; give a share above 0, up to 1")
+        if self.img_size[0] * self.img_size[1] > MOST_PIXELS * self.crop_pct**2:
             raise SettingsError(
-                f"crop_pct is {self.crop_pct} of img_size {self.img_size}; give a share above 0, up to 1, with which images "
-                f"are resized to {MOST_PIXELS:,} pixels at most"
+                f"img_size is {self.img_size} and crop_pct {self.crop_pct:g}, so images would be resized to more than "
+                f"{MOST_PIXELS:,} pixels; give a smaller img_size, or a larger crop_pct"
             )
         if len(self.mean) not in (1, 3) or len(self.std) != len(self.mean) or not all(map(isfinite, self.mean)):
             raise SettingsError(
                 f"mean is {self.mean} and std {self.std}; give one number for each of three channels, or of one"
             )
-        if not all(0 < one < float("inf") for one in self.std):
-            raise SettingsError(f"std is {self.std}; give numbers above 0")
+        if not all(LEAST_STD <= one < float("inf") for one in self.std):
+            raise SettingsError(f"std is {self.std}; give numbers of at least {LEAST_STD:g}")
 
     @property
     def channels(self) -> int:

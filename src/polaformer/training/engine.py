@@ -20,7 +20,7 @@ from polaformer.data.randomness import derive, reseed
 from polaformer.data.samples import Batch
 from polaformer.training.checkpoint import DamagedError
 from polaformer.training.evaluation import Task, count, moved
-from polaformer.training.optim import Schedule, create_optimizer, restore_state, state_tensors
+from polaformer.training.optim import Schedule, create_optimizer, restore_state, state_numbers, state_tensors
 from polaformer.training.processes import sum_over
 from polaformer.training.settings import Settings
 
@@ -139,6 +139,7 @@ class Engine:
         state = {
             "progress": asdict(progress),
             "processes": self.accelerator.num_processes,
+            "optimizer": state_numbers(self.raw_optimizer),
             "wall": {"seconds": seconds},
             "scaler": scaler.state_dict() if scaler is not None else None,
         }
@@ -159,7 +160,7 @@ class Engine:
         try:
             state = json.loads(files["state.json"])
             self.inner.load_state_dict(load(files["model.safetensors"]))
-            restore_state(self.raw_optimizer, self.inner, load(files["optimizer.safetensors"]))
+            restore_state(self.raw_optimizer, self.inner, load(files["optimizer.safetensors"]), state["optimizer"])
             if self.ema is not None:
                 self.ema.module.load_state_dict(load(files["ema.safetensors"]))
             if self.accelerator.scaler is not None and state["scaler"] is not None:

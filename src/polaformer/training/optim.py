@@ -62,8 +62,24 @@ def state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[st
     }
 
 
-def restore_state(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Gives the optimiser the memory of `state_tensors`."""
+def state_numbers(optimizer: torch.optim.Optimizer) -> list[dict[str, float]]:
+    """The numbers of each group of parameters; some optimisers count their steps there."""
+    return [
+        {name: float(value) if isinstance(value, Tensor) else value for name, value in group.items() if _is_number(value)}
+        for group in optimizer.param_groups
+    ]
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, Tensor):
+        return value.ndim == 0
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def restore_state(
+    optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor], numbers: list[dict[str, float]]
+) -> None:
+    """Gives the optimiser the memory of `state_tensors` and `state_numbers`."""
     memories: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         name, kind = key.rsplit("/", 1)
@@ -71,7 +87,8 @@ def restore_state(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: d
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
     state = {place: memories[name] for place, name in enumerate(order) if name in memories}
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    groups = [group | mine for group, mine in zip(optimizer.state_dict()["param_groups"], numbers, strict=True)]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def _as_tensor(value: Tensor | float) -> Tensor:

@@ -1,0 +1,327 @@
+"""The loop itself: what it does with losses that are not finite, bad images, precisions, averages, full disks."""
+
+import errno
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import faults
+from polaformer.data.sources import open_data
+from polaformer.errors import CannotWriteError, DataError, DivergedError, ImageError, SettingsError
+from polaformer.recipes.classification import Classification
+from polaformer.recipes.jobs import ClassificationJob
+from polaformer.recipes.running import recipe_of, replay, resume, train
+from polaformer.tasks.classifier import load_classifier
+from polaformer.training import checkpoint, divergence, journal
+from polaformer.training.loop import Training
+from polaformer.training.processes import start
+from polaformer.training.run import Run
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return faults.write_data(tmp_path_factory.mktemp("data") / "digits.npz")
+
+
+@pytest.fixture
+def recipe(data: str) -> Classification:
+    return faults.tiny(data, epochs=1)
+
+
+def quiet(event: str, record: dict[str, Any]) -> None:
+    """Nobody watches."""
+
+
+def evaluations(folder: Path) -> list[dict[str, Any]]:
+    return [line for line in journal.read(folder) if line["kind"] == "eval"]
+
+
+def training_of(recipe: Classification, folder: Path) -> Training:
+    return Training(recipe.job(), recipe, Run.create(folder, {}), start(recipe.precision), quiet)
+
+
+def test_a_run_leaves_all_that_the_user_needs(recipe: Classification, tmp_path: Path) -> None:
+    finished = train(recipe, tmp_path / "run", quiet)
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names >= {"config.json", "journal.jsonl", "metrics.csv", "tensorboard", "checkpoints", "model.safetensors"}
+    assert recipe_of(tmp_path / "run")[1] == replace(recipe, name=recipe.name)
+    assert (
+        (tmp_path / "run" / "metrics.csv").read_text().splitlines()[0].startswith("epoch,grad_norm,kind,loss,lr,step,seconds")
+    )
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
+    loaded = load_classifier(tmp_path / "run" / "model.safetensors")
+    assert loaded.classes == finished.job.data.classes
+    assert loaded.preprocessing == finished.job.preprocessing
+    images = [finished.job.data.val.read(index, 1) for index in range(5)]
+    assert loaded.predict(images) == finished.classifier.predict(images)
+
+
+def test_training_learns(data: str, tmp_path: Path) -> None:
+    """Easy pictures, in a few seconds."""
+    easy = {
+        "mixup": 0.0,
+        "cutmix": 0.0,
+        "auto_augment": None,
+        "erase_prob": 0.0,
+        "drop_path_rate": 0.0,
+        "crop_scale": (0.9, 1.0),
+    }
+    train(
+        faults.tiny(data, epochs=12, patch_size=2, ema_decay=None, hflip=0.0, accumulation=1, **easy), tmp_path / "run", quiet
+    )
+    found = evaluations(tmp_path / "run")
+    assert found[-1]["accuracy"] > 40
+    assert found[-1]["loss"] < found[0]["loss"]
+
+
+class Poison:
+    """A task whose loss, or a gradient, is not finite at one step."""
+
+    def __init__(self, job: ClassificationJob, kind: str, value: float, at: int) -> None:
+        self.job, self.kind, self.value, self.at = job, kind, value, at
+        self.task, self.mixup, self.calls = job.task, job.task.mixup, 0
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        self.calls += 1
+        loss = self.task.loss(model, batch)
+        if self.calls != self.at:
+            return loss
+        if self.kind == "loss":
+            return loss * self.value
+        weight = next(iter(self.job.model.parameters()))
+        weight.register_hook(lambda gradient: gradient * self.value)  # type: ignore[no-untyped-call]
+        return loss
+
+    def new_counts(self) -> Any:
+        return self.task.new_counts()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("kind", ["loss", "gradient"])
+@pytest.mark.parametrize("at", [1, 2, 12])  # the first part of the first update, its second part, a later update
+def test_what_is_not_finite_stops_before_the_update_and_leaves_the_batch(
+    kind: str, value: float, at: int, recipe: Classification, tmp_path: Path
+) -> None:
+    """Row C8."""
+    training = training_of(recipe, tmp_path / "run")
+    training.engine.task = Poison(training.job, kind, value, at)  # type: ignore[arg-type]
+    with pytest.raises(DivergedError, match=r"nothing was updated. The batch is kept in .*diverged"):
+        training.train()
+    step = (at - 1) // recipe.accumulation
+    weights = {name: one.detach().clone() for name, one in training.engine.inner.named_parameters()}
+    assert checkpoint.newest(tmp_path / "run" / "checkpoints").path.name == f"step-{step:09d}"  # type: ignore[union-attr]
+    [left] = (tmp_path / "run" / "diverged").iterdir()
+    parts, about = divergence.read(left)
+    assert (about["step"], about["rank"], len(parts)) == (step, 0, recipe.accumulation)
+    assert about["names"][0].startswith("train/")
+    assert sum(len(part.labels) for part in parts) == recipe.batch_size == len(about["names"])
+    clean = training_of(replace(recipe, epochs=1), tmp_path / "clean")
+    batches = clean.job.training_batches(0, 0, 1)
+    for number in range(step):
+        clean.engine.update([next(batches) for _ in range(2)], number)
+    for name, one in clean.engine.inner.named_parameters():
+        assert torch.equal(one, weights[name]), name
+
+
+def test_a_diverged_batch_can_be_replayed(data: str, tmp_path: Path) -> None:
+    """A learning rate that blows the weights up; the same batch gives the same loss again."""
+    wild = faults.tiny(data, lr=1e30, warmup_lr=1e30, warmup_epochs=0, min_lr=0.0, clip_norm=None, ema_decay=None)
+    with pytest.raises(DivergedError) as caught:
+        train(wild, tmp_path / "run", quiet)
+    found = replay(tmp_path / "run")
+    [one] = found.values()
+    assert one.bad_parameters
+    _, about = divergence.read(next(iter(found)))
+    assert repr(one.loss) == about["loss"]
+    assert f"at step {about['step']}" in str(caught.value)
+    with pytest.raises(DivergedError):
+        resume(tmp_path / "run", quiet)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_bad_image_ends_the_run_by_default_and_nothing_is_lost(workers: int, tmp_path: Path) -> None:
+    run_data = write_folder(tmp_path / "images", broken=1)
+    recipe = of_folder(run_data, workers)
+    with pytest.raises(ImageError, match=r"broken-0\.png is .*fetch it again, or remove it"):
+        train(recipe, tmp_path / "run", quiet)
+    found = checkpoint.newest(tmp_path / "run" / "checkpoints")
+    assert found is not None
+    assert json.loads(found.files["state.json"])["progress"]["step"] == int(found.path.name.split("-")[1])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bad_images_are_skipped_counted_and_listed_if_so_asked(workers: int, tmp_path: Path) -> None:
+    run_data = write_folder(tmp_path / "images", broken=1)
+    recipe = replace(of_folder(run_data, workers), on_bad_image="skip", max_bad_share=0.1)
+    train(recipe, tmp_path / "run", quiet)
+    listed = [line for line in journal.read(tmp_path / "run") if line["kind"] == "bad images"]
+    assert [line["epoch"] for line in listed] == [1.0, 2.0]
+    assert all(len(line["images"]) == 1 and "broken-0.png" in line["images"][0] for line in listed)
+    assert evaluations(tmp_path / "run")[-1]["unreadable"] == 0
+    workers_apart = [{name: value for name, value in line.items() if name != "wall"} for line in journal.read(tmp_path / "run")]
+    reference = tmp_path / "other"
+    train(replace(recipe, num_workers=1), reference, quiet)
+    assert workers_apart == [
+        {name: value for name, value in line.items() if name != "wall"} for line in journal.read(reference)
+    ]
+
+
+def test_too_many_bad_images_end_the_run(tmp_path: Path) -> None:
+    recipe = replace(of_folder(write_folder(tmp_path / "images", broken=3), 0), on_bad_image="skip", max_bad_share=0.05)
+    with pytest.raises(DataError, match=r"[3-6] images of this epoch could not be used, more than the 2 allowed"):
+        train(recipe, tmp_path / "run", quiet)
+
+
+def test_bad_validation_images_are_left_out_and_counted(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "images")
+    (folder / "val" / "dark" / "broken.png").write_bytes(b"no image")
+    recipe = replace(of_folder(folder, 0), on_bad_image="skip", max_bad_share=0.5)
+    train(recipe, tmp_path / "run", quiet)
+    last = evaluations(tmp_path / "run")[-1]
+    assert (last["samples"], last["unreadable"]) == (8, 1)
+
+
+def test_a_full_disk_is_one_error_and_the_older_checkpoints_are_intact(
+    recipe: Classification, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = training_of(recipe, tmp_path / "run")
+    written: list[int] = []
+
+    def fail(number: int, name: str, arguments: tuple[Any, ...]) -> None:
+        if name == "mkdir":
+            written.append(number)
+        if name == "write" and len(written) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with faults.seen_by(checkpoint, faults.Counting(fail)), pytest.raises(CannotWriteError, match="No space left on device"):
+        training.train()
+    assert faults.saved_steps(tmp_path / "run") == [5]
+    run = tmp_path / "run"
+    (run / "config.json").unlink()
+    assert checkpoint.newest(run / "checkpoints") is not None
+
+
+def test_two_processes_cannot_train_one_run(recipe: Classification, tmp_path: Path) -> None:
+    training = training_of(recipe, tmp_path / "run")
+    with training.run.alone(), pytest.raises(SettingsError, match="is being trained by another process"):
+        training.train()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"precision": "bf16"},
+        {"precision": "fp64"},
+        {"grad_checkpointing": True},
+        {"ema_decay": None},
+        {"clip_norm": None},
+        {"optimizer": "sgd"},
+        {"optimizer": "lamb"},
+        {"accumulation": 4},
+        {"attention": "softmax"},
+        {"attention": "linear"},
+        {"smoothing": 0.0, "mixup": 0.0, "cutmix": 0.0},
+        {"cooldown_epochs": 1},
+        {
+            "model": "pola_pvt_tiny",
+            "dims": (8, 8),
+            "depths": (1, 1),
+            "num_heads": (1, 1),
+            "mlp_ratios": (1.0, 1.0),
+            "patch_size": 2,
+        },
+    ],
+    ids=str,
+)
+def test_every_option_trains_and_resumes_to_the_same_bits(
+    changes: dict[str, Any], recipe: Classification, tmp_path: Path
+) -> None:
+    changed = replace(recipe, **changes)
+    finished = train(changed, tmp_path / "whole", quiet)
+    assert np.isfinite(finished.counts.loss)
+    whole = faults.outcome(tmp_path / "whole")
+    stopped = training_of(changed, tmp_path / "stopped")
+    (tmp_path / "stopped" / "config.json").write_bytes((tmp_path / "whole" / "config.json").read_bytes())
+
+    def stop(event: str, record: dict[str, Any]) -> None:
+        if event == "update" and record["step"] == 7:
+            raise KeyboardInterrupt
+
+    stopped.watch = stop
+    with pytest.raises(KeyboardInterrupt):
+        stopped.train()
+    resume(tmp_path / "stopped", quiet)
+    assert faults.outcome(tmp_path / "stopped") == whole
+
+
+def test_parts_of_a_batch_give_the_gradient_of_the_whole(data: str, tmp_path: Path) -> None:
+    """Accumulation; and what it is compared with is clipped in the same way."""
+    plain = faults.tiny(data, precision="fp64", mixup=0.0, cutmix=0.0, drop_path_rate=0.0, accumulation=1, clip_norm=0.1)
+    norms = []
+    for number, accumulation in enumerate((1, 2, 4)):
+        training = training_of(replace(plain, accumulation=accumulation), tmp_path / str(number))
+        batches = training.job.training_batches(0, 0, 1)
+        norms.append(training.engine.update([next(batches) for _ in range(accumulation)], 0).grad_norm)
+    assert norms[1:] == pytest.approx(norms[:1] * 2, rel=1e-12)
+
+
+def test_the_average_of_weights_is_what_is_evaluated_and_shipped(recipe: Classification, tmp_path: Path) -> None:
+    finished = train(recipe, tmp_path / "run", quiet)
+    found = checkpoint.newest(tmp_path / "run" / "checkpoints")
+    assert found is not None
+    shipped = faults.outcome(tmp_path / "run")["shipped"]
+    assert shipped == faults.tensor_bytes(found.files["ema.safetensors"])
+    assert shipped != faults.tensor_bytes(found.files["model.safetensors"])
+    assert finished.counts.samples == 23
+
+
+def test_fp16_without_a_gpu_is_refused_before_anything_is_written(recipe: Classification, tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(SettingsError, match=r"fp16.*needs a GPU"):
+        train(replace(recipe, precision="fp16"), tmp_path / "run", quiet)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.faults
+def test_a_compiled_model_trains_and_ships_plain_weights(recipe: Classification, tmp_path: Path) -> None:
+    train(replace(recipe, compile=True), tmp_path / "run", quiet)
+    load_classifier(tmp_path / "run" / "model.safetensors")
+
+
+def test_a_shorter_journal_than_the_checkpoint_knows_is_an_error(recipe: Classification, tmp_path: Path) -> None:
+    train(recipe, tmp_path / "run", quiet)
+    (tmp_path / "run" / "journal.jsonl").write_text("")
+    with pytest.raises(DataError, match="shorter than when the checkpoint was written"):
+        resume(tmp_path / "run", quiet)
+
+
+def write_folder(root: Path, broken: int = 0) -> Path:
+    """Dark and light pictures, 24 of each to train and 4 to test on, of noise and of several sizes."""
+    draws = np.random.default_rng(0)
+    for part, number in (("train", 24), ("val", 4)):
+        for name, level in (("dark", 0), ("light", 128)):
+            (root / part / name).mkdir(parents=True)
+            for index in range(number):
+                pixels = draws.integers(level, level + 127, (9 + index % 3, 12, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(root / part / name / f"{index:02d}.png")
+    for index in range(broken):
+        content = (root / "train" / "dark" / "00.png").read_bytes()
+        (root / "train" / "dark" / f"broken-{index}.png").write_bytes(content[: len(content) // 2])
+    return root
+
+
+def of_folder(folder: Path, workers: int) -> Classification:
+    """Two epochs; all images of an epoch are used."""
+    number = len(open_data(str(folder)).train)
+    small = {"accumulation": 1, "mixup": 0.0, "cutmix": 0.0, "epochs": 2, "save_every": 100, "log_every": 100}
+    colours = {"mean": (0.5,) * 3, "std": (0.3,) * 3}
+    batch_size = 8 if number % 8 == 0 else 7 if number % 7 == 0 else 3
+    return faults.tiny(str(folder), num_workers=workers, batch_size=batch_size, **small, **colours)
