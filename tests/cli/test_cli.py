@@ -82,10 +82,12 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["dmo"], "did you mean 'demo'?"),
         (["bench", "opp"], "did you mean 'op'?"),
-        (["train"], "choose one of: demo, models, convert, bench"),
+        (["export"], "choose one of: demo, train, resume, eval, predict, check, models, convert, bench"),
+        (["trian"], "did you mean 'train'?"),
         (["bench"], "choose one of: op"),
-        ([], "choose one of: demo, models, convert, bench"),
-        (["demo", "--lenghts", "4"], "--lengths"),
+        ([], "choose one of: demo, train, resume, eval, predict, check, models, convert, bench"),
+        (["demo", "operator", "--lenghts", "4"], "--lengths"),
+        (["demo", "--epoch", "4"], "--epochs"),
         (["bench", "op", "--shape", "1,1,1,2"], "--shapes"),
     ],
 )
@@ -101,14 +103,16 @@ def test_an_unknown_command_or_option_gives_code_2_and_the_nearest_name(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["demo", "--lengths", "64"], "a slope needs at least two different lengths"),
-        (["demo", "--lengths", "64", "64"], "a slope needs at least two different lengths"),
-        (["demo", "--lengths"], "a slope needs at least two different lengths"),
-        (["demo", "--lengths", "0", "64"], "--lengths has 0; give whole numbers from 1"),
-        (["demo", "--lengths", "-8", "64"], "--lengths has -8; give whole numbers from 1"),
-        (["demo", "--lengths", "64", "99999999"], "--lengths has 99999999; give whole numbers from 1"),
-        (["demo", "--lengths", "many"], "--lengths"),
+        (["demo", "operator", "--lengths", "64"], "a slope needs at least two different lengths"),
+        (["demo", "operator", "--lengths", "64", "64"], "a slope needs at least two different lengths"),
+        (["demo", "operator", "--lengths"], "a slope needs at least two different lengths"),
+        (["demo", "operator", "--lengths", "0", "64"], "--lengths has 0; give whole numbers from 1"),
+        (["demo", "operator", "--lengths", "-8", "64"], "--lengths has -8; give whole numbers from 1"),
+        (["demo", "operator", "--lengths", "64", "99999999"], "--lengths has 99999999; give whole numbers from 1"),
+        (["demo", "operator", "--lengths", "many"], "--lengths"),
+        (["demo", "operator", "--seed", "-1"], "--seed is -1; give a whole number from 0"),
         (["demo", "--seed", "-1"], "--seed is -1; give a whole number from 0"),
+        (["demo", "--epochs", "0"], "--epochs is 0; give a whole number from 1"),
         (["bench", "op", "--shapes"], "--shapes is empty"),
         (["bench", "op", "--shapes", "4,4,3136"], "--shapes has '4,4,3136'; give four whole numbers"),
         (["bench", "op", "--shapes", "4,4,0,32"], "must be at least 1"),
@@ -157,7 +161,7 @@ def test_a_full_standard_output_gives_code_74(arguments: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("package", ["matplotlib", "sklearn"])
+@pytest.mark.parametrize("package", ["accelerate", "matplotlib", "sklearn", "tensorboard"])
 def test_a_missing_extra_gives_code_2_and_the_command_that_installs_it(
     package: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,23 +175,23 @@ def test_a_missing_extra_gives_code_2_and_the_command_that_installs_it(
 def test_ctrl_c_gives_code_130_and_one_line(tmp_path: Path) -> None:
     # A shell that starts the tests in the background has them ignore Ctrl-C.
     code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    code += "from polaformer.cli.main import main; sys.exit(main(['demo']))"
+    code += "from polaformer.cli.main import main; sys.exit(main(['demo', 'operator']))"
     process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
-    while not (tmp_path / "demo").exists() and time.monotonic() < deadline:
+    while not (tmp_path / "operator").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err.splitlines()[-1] == "polaformer demo: stopped by Ctrl-C"
+    assert err.splitlines()[-1] == "polaformer demo operator: stopped by Ctrl-C"
     assert "Traceback" not in err
 
 
-def test_the_demo_prints_its_tables_and_saves_figures_and_results(
+def test_the_operators_demo_prints_its_tables_and_saves_figures_and_results(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, out, err = run(["demo", "--lengths", "32", "64", "--out", "new/folder"], capsys)
+    code, out, err = run(["demo", "operator", "--lengths", "32", "64", "--out", "new/folder"], capsys)
     assert code == 0
     titles = (
         "Agreement with the quadratic form",
@@ -210,8 +214,8 @@ def test_the_demo_prints_its_tables_and_saves_figures_and_results(
     check_demo_results(json.loads((tmp_path / "new/folder/results.json").read_text(encoding="utf-8")))
 
 
-def test_the_demo_as_json_prints_nothing_but_its_results(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code, out, _ = run(["demo", "--lengths", "32", "64", "--seed", "5", "--json", "--out", str(tmp_path)], capsys)
+def test_the_operators_demo_as_json_prints_nothing_but_its_results(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, _ = run(["demo", "operator", "--lengths", "32", "64", "--seed", "5", "--json", "--out", str(tmp_path)], capsys)
     assert code == 0
     assert out == (tmp_path / "results.json").read_text(encoding="utf-8")
     result = json.loads(out)

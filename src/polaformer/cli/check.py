@@ -1,18 +1,19 @@
 """`polaformer check`: what is wrong with a data set, before a training finds out."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from polaformer.cli.errors import BAD_DATA, UsageError
+from polaformer.cli.errors import BAD_DATA, UsageError, WriteError
 from polaformer.cli.output import load, new_table, print_all, print_json, progress_bar, writing
 
 if TYPE_CHECKING:
     from polaformer.data.checking import Report
 
-MOST_LINES = 50
+MOST_LINES, MOST_WORKERS = 50, 256
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Check:
     """Compare every image with the digests in this file."""
     write_manifest: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Write the digest of every image into this file."""
+    val_share: float = 0.1
+    """Share that is held out where the data have no validation part; as in training."""
     num_workers: int = 2
     """Threads that read images."""
     json: bool = False
@@ -40,20 +43,13 @@ class Check:
 
     def run(self) -> int:
         """Reads everything and prints what is wrong."""
-        if self.num_workers < 1:
-            raise UsageError(f"--num-workers is {self.num_workers}; give a whole number of at least 1")
-        if self.manifest is not None and not self.manifest.is_file():
-            raise UsageError(f"there is no manifest {self.manifest}; write one with --write-manifest {self.manifest}")
-        if self.write_manifest is not None and self.write_manifest.exists():
-            raise UsageError(
-                f"{self.write_manifest} exists; give another name, or compare with --manifest {self.write_manifest}"
-            )
+        self._check_options()
         load("polaformer.data.checking")
         from polaformer.data.checking import check, read_manifest, write_manifest
         from polaformer.data.sources import open_data
 
         known = None if self.manifest is None else read_manifest(self.manifest)
-        data = open_data(self.data)
+        data = open_data(self.data, val_share=self.val_share)
         with progress_bar() as bar:
             task = bar.add_task("reading images", total=len(data.train) + len(data.val))
             report = check(data, known, num_workers=self.num_workers, advance=lambda: bar.advance(task))
@@ -62,6 +58,19 @@ class Check:
                 write_manifest(self.write_manifest, report.digests)
         self._report(report)
         return BAD_DATA if report.problems else 0
+
+    def _check_options(self) -> None:
+        if not 1 <= self.num_workers <= MOST_WORKERS:
+            raise UsageError(f"--num-workers is {self.num_workers}; give a whole number from 1 to {MOST_WORKERS}")
+        if not 0 <= self.val_share < 1:
+            raise UsageError(f"--val-share is {self.val_share}; give at least 0 and below 1")
+        if self.manifest is not None and not os.path.isfile(self.manifest):
+            raise UsageError(f"there is no manifest {self.manifest}; write one with --write-manifest {self.manifest}")
+        target = self.write_manifest
+        if target is not None and os.path.lexists(target):
+            raise UsageError(f"{target} exists; give another name, or compare with --manifest {target}")
+        if target is not None and not os.path.isdir(target.parent):
+            raise WriteError(f"cannot write to {target}: there is no folder {target.parent}; make it, or give another name")
 
     def _report(self, report: "Report") -> None:
         if self.json:

@@ -1,5 +1,6 @@
 """`polaformer eval`: what a model gets right of a data set, counted exactly whatever the number of processes."""
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -77,7 +78,7 @@ class Evaluate:
 
     def _check(self) -> None:
         problems = []
-        if not self.checkpoint.exists():
+        if not os.path.exists(self.checkpoint):
             problems.append(f"there is no {self.checkpoint}; give a run, a checkpoint of one, or a file of weights")
         for name, least in (("batch_size", 1), ("num_workers", 0), ("img_size", 1)):
             value = getattr(self, name)

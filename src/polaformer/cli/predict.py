@@ -1,5 +1,6 @@
 """`polaformer predict`: what a trained model sees in images."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -57,7 +58,7 @@ class Predict:
             raise UsageError("no images given; name one or more files, as in: polaformer predict cat.jpg --checkpoint RUN")
         if self.top < 1:
             raise UsageError(f"--top is {self.top}; give a whole number of at least 1")
-        if not self.checkpoint.exists():
+        if not os.path.exists(self.checkpoint):
             raise UsageError(f"there is no {self.checkpoint}; give a run, a checkpoint of one, or a file of weights")
 
     def _predict(self, classifier: "Classifier") -> "tuple[dict[str, list[Guess]], list[str]]":

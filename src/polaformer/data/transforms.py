@@ -105,6 +105,7 @@ def training_transform(
     color_jitter: float,
     augmentation: str | None,
     erase_prob: float,
+    interpolation: str,
 ) -> Transform:
     """Random crop, flip, RandAugment (or colour jitter where there is none) and erasing, from an image to a tensor.
 

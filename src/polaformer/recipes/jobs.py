@@ -1,6 +1,6 @@
 """What a recipe makes: data, model and task, ready for the loop."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 
 import torch
 from timm.data import Mixup
@@ -15,7 +15,7 @@ from polaformer.data.order import Order, Share
 from polaformer.data.randomness import derive, reseed
 from polaformer.data.samples import Batch, Samples, batches
 from polaformer.data.sources import DIGITS, Data, open_data
-from polaformer.data.transforms import Preprocessing, training_transform
+from polaformer.data.transforms import Preprocessing, Transform, training_transform
 from polaformer.errors import SettingsError
 from polaformer.recipes.classification import Classification
 from polaformer.tasks import classification
@@ -28,7 +28,8 @@ class ClassificationJob:
 
     def __init__(self, recipe: Classification, *, data: Data | None = None) -> None:
         self.recipe = recipe
-        _raise_all(recipe.problems(), [lambda: check_optimizer(recipe.optimizer), lambda: _build(recipe, 2, "meta")])
+        checks = [lambda: check_optimizer(recipe.optimizer), lambda: _build(recipe, 2, "meta"), lambda: _augmentation(recipe)]
+        _raise_all(recipe.problems(), checks)
         self.data = open_data(recipe.data or DIGITS, val_share=recipe.val_share) if data is None else data
         self.order = Order(len(self.data.train), recipe.batch_size, recipe.seed)
         self.steps_per_epoch = self.order.steps_per_epoch
@@ -36,10 +37,7 @@ class ClassificationJob:
             raise SettingsError(
                 f"batch_size is {recipe.batch_size}, but there are only {len(self.data.train)} training images; make it smaller"
             )
-        size = (recipe.img_size, recipe.img_size)
-        self.preprocessing = Preprocessing(
-            size, recipe.mean, recipe.std, recipe.resize, recipe.crop_pct, _of_evaluation(recipe.interpolation)
-        )
+        self.preprocessing = _preprocessing(recipe)
         self.model = self._model()
         self.task = classification.Classification(len(self.data.classes), self._mixup(), recipe.smoothing)
 
@@ -58,16 +56,7 @@ class ClassificationJob:
 
     def training_batches(self, first_step: int, rank: int, world: int) -> Generator[Batch, None, None]:
         """The parts of every update from `first_step` on, without end."""
-        recipe = self.recipe
-        transform = training_transform(
-            self.preprocessing,
-            scale=recipe.crop_scale,
-            ratio=recipe.crop_ratio,
-            hflip=recipe.hflip,
-            color_jitter=recipe.color_jitter,
-            augmentation=recipe.auto_augment,
-            erase_prob=recipe.erase_prob,
-        )
+        recipe, transform = self.recipe, _augmentation(self.recipe)
         channels = self.preprocessing.channels
         samples = Samples(self.data.train, transform, channels=channels, seed=recipe.seed, on_bad_image=recipe.on_bad_image)
         keys = self.order.parts(first_step, rank=rank, world=world, accumulation=recipe.accumulation)
@@ -142,7 +131,32 @@ def _build(recipe: Classification, num_classes: int, device: str) -> nn.Module:
     return model
 
 
-def _raise_all(problems: list[str], checks: list[Callable[[], object]]) -> None:
+def _preprocessing(recipe: Classification) -> Preprocessing:
+    size, interpolation = (recipe.img_size, recipe.img_size), recipe.interpolation
+    of_evaluation = "bicubic" if interpolation == "random" else interpolation
+    return Preprocessing(size, recipe.mean, recipe.std, recipe.resize, recipe.crop_pct, of_evaluation)
+
+
+def _augmentation(recipe: Classification) -> Transform:
+    try:
+        return training_transform(
+            _preprocessing(recipe),
+            scale=recipe.crop_scale,
+            ratio=recipe.crop_ratio,
+            hflip=recipe.hflip,
+            color_jitter=recipe.color_jitter,
+            augmentation=recipe.auto_augment,
+            erase_prob=recipe.erase_prob,
+            interpolation=recipe.interpolation,
+        )
+    except (AssertionError, ValueError, KeyError, IndexError, AttributeError, TypeError) as error:
+        raise SettingsError(
+            f"auto_augment is {recipe.auto_augment!r}, which timm does not understand ({error}); give a name such as "
+            "rand-m9-mstd0.5-inc1, augmix-m3-w3, original, or None"
+        ) from error
+
+
+def _raise_all(problems: list[str], checks: Sequence[Callable[[], object]]) -> None:
     """Raises one SettingsError with all that is wrong: what is known, and what the checks find."""
     found = list(problems)
     for check in checks:
@@ -152,7 +166,3 @@ def _raise_all(problems: list[str], checks: list[Callable[[], object]]) -> None:
             found += error.problems
     if found:
         raise SettingsError(found)
-
-
-def _of_evaluation(interpolation: str) -> str:
-    return "bicubic" if interpolation == "random" else interpolation

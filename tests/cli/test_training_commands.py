@@ -1,0 +1,229 @@
+"""The commands that train, from a new user's side: train, resume, eval, predict, demo, alone and as torchrun starts them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import faults
+from polaformer.cli.main import main
+from polaformer.cli.training_view import TrainingView
+
+OPTIONS = ["--epochs", "1", "--warmup-epochs", "0", "--depths", "1", "--dims", "16", "--num-workers", "0"]
+TRAIN = ["train", "digits/pola-vit-tiny", *OPTIONS]
+
+
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    try:
+        code: Any = main(arguments)
+    except SystemExit as stop:
+        code = stop.code
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on digits, through the command."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    assert main([*TRAIN, "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def digit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from polaformer.data.digits import open_digits
+
+    path = tmp_path_factory.mktemp("digit") / "digit.png"
+    open_digits().val.read(0, 1).save(path)
+    return path
+
+
+def test_train_shows_its_progress_prints_the_result_and_writes_the_report(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run([*TRAIN, "--seed", "3"], capsys)
+    assert code == 0, err
+    assert "epoch 1/1" in err
+    assert "images/s" in err
+    assert "left" in err
+    assert "accuracy" in out
+    [folder] = (tmp_path / "runs" / "digits" / "pola-vit-tiny").iterdir()
+    assert folder.name.endswith("-3")
+    names = {"config.json", "journal.jsonl", "metrics.csv", "tensorboard", "checkpoints", "report.html", "model.safetensors"}
+    assert names <= {path.name for path in folder.iterdir()}
+    assert json.loads((folder / "config.json").read_text())["options"]["dims"] == [16]
+
+
+def test_train_as_json_prints_nothing_but_its_result(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, _ = run([*TRAIN, "--json", "--out", str(tmp_path / "run")], capsys)
+    assert code == 0
+    assert json.loads(out)["result"]["samples"] == 360
+
+
+def test_a_dry_run_tells_what_it_would_need_and_writes_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run([*TRAIN, "--dry-run"], capsys)
+    assert code == 0
+    for told in ("updates an epoch", "22", "memory of each process MB", "every number of it", "warmup_epochs"):
+        assert told in out
+    code, out, _ = run([*TRAIN, "--dry-run", "--json"], capsys)
+    needs = json.loads(out)["needs"]
+    assert (needs["updates"], needs["training_images"], needs["classes"]) == (22, 1437, 10)
+    assert needs["memory_of_each_process_MB"] >= 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_lists_the_recipes_and_the_fields_of_one(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(["train", "--help"], capsys)
+    assert code == 0
+    assert "imagenet/pola-swin-tiny-300" in out.replace("│", "").replace("\n", " ")
+    code, out, _ = run(["train", "imagenet/pola-swin-tiny", "--help"], capsys)
+    assert code == 0
+    assert "--warmup-epochs" in out
+    assert "82.6 %" in out
+    assert "--needs-checkpoint" not in out
+
+
+def test_eval_counts_what_training_counted(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = [json.loads(line) for line in (trained / "journal.jsonl").read_text().splitlines()][-1]
+    for checkpoint in (trained, trained / "model.safetensors", trained / "checkpoints" / "step-000000022"):
+        code, out, err = run(["eval", "--checkpoint", str(checkpoint), "--num-workers", "0", "--json"], capsys)
+        assert code == 0, err
+        found = json.loads(out)["result"]
+        assert {name: found[name] for name in ("samples", "correct", "correct_top5")} == {
+            name: wanted[name] for name in ("samples", "correct", "correct_top5")
+        }
+
+
+def test_eval_squeezes_or_cuts(trained: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """On pictures that are not square the two ways of evaluating see different things."""
+    draws = np.random.default_rng(0)
+    for name in range(10):
+        (tmp_path / "data" / str(name)).mkdir(parents=True)
+        for part in range(3):
+            Image.fromarray(draws.integers(0, 255, (8, 32), dtype=np.uint8)).save(tmp_path / "data" / str(name) / f"{part}.png")
+    losses = {}
+    for resize in ("square", "shorter"):
+        arguments = ["--data", str(tmp_path / "data"), "--split", "train", "--num-workers", "0", "--resize", resize, "--json"]
+        code, out, err = run(["eval", "--checkpoint", str(trained), *arguments, "--val-share", "0.2"], capsys)
+        assert code == 0, err
+        losses[resize] = json.loads(out)["result"]["loss"]
+        assert json.loads(out)["resize"] == resize
+    assert losses["square"] != losses["shorter"]
+
+
+def test_predict_names_classes_best_first(trained: Path, digit: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(["predict", str(digit), str(digit), "--checkpoint", str(trained), "--top", "3"], capsys)
+    assert code == 0
+    assert out.count("%") >= 3
+    code, out, _ = run(["predict", str(digit), "--checkpoint", str(trained), "--json"], capsys)
+    [image] = json.loads(out)["images"]
+    probabilities = [guess["probability"] for guess in image["classes"]]
+    assert probabilities == sorted(probabilities, reverse=True)
+    assert len(probabilities) == 5
+    assert {guess["name"] for guess in image["classes"]} <= set("0123456789")
+
+
+def test_a_killed_command_is_resumed_by_the_command(tmp_path: Path) -> None:
+    """The real thing, once: a process of the operating system, SIGKILL, and `polaformer resume`."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    command = [sys.executable, "-m", "polaformer", *TRAIN, "--save-every", "4"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, "--out", str(whole)], check=True, capture_output=True, env=environment, timeout=120)
+    nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([*command, "--out", str(killed)], env=environment, **nowhere)
+    deadline = time.monotonic() + 90
+    while not list(killed.glob("checkpoints/step-*")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not (killed / "model.safetensors").exists()
+    resumed = [sys.executable, "-m", "polaformer", "resume", str(killed)]
+    done = subprocess.run(resumed, check=False, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "resumed from" in done.stderr
+    assert faults.outcome(killed) == faults.outcome(whole)
+
+
+def test_torchrun_trains_in_two_processes_and_one_of_them_tells(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(faults.free_port())]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    arguments = [*command, "-m", "polaformer", *TRAIN, "--out", str(tmp_path / "run")]
+    done = subprocess.run(arguments, check=False, capture_output=True, text=True, env=environment, timeout=180)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("weights: ") == 1
+    assert done.stderr.count("epoch 1/1") == 1
+    assert "Warning" not in done.stderr
+    last = json.loads((tmp_path / "run" / "journal.jsonl").read_text().splitlines()[-1])
+    assert last["samples"] == 360
+
+
+def test_a_second_command_on_a_run_leaves_it_alone(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(path.name for path in trained.iterdir())
+    code, _, err = run([*TRAIN, "--out", str(trained)], capsys)
+    assert code == 2
+    assert f"polaformer resume {trained}" in err
+    assert sorted(path.name for path in trained.iterdir()) == before
+
+
+def test_the_demo_trains_both_twins_and_writes_one_page(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(["demo", "--epochs", "1"], capsys)
+    assert code == 0, err
+    assert "PolaFormer" in out
+    assert "softmax twin" in out
+    page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
+    for told in ("softmax twin", "onfusion", "ntropy", "earning", "redict"):
+        assert told in page
+    links = Links()
+    links.feed(page)
+    assert links.found
+    assert all(link.startswith(("data:", "#")) for link in links.found)
+    results = json.loads((tmp_path / "demo" / "results.json").read_text())["results"]
+    assert [one["samples"] for one in results] == [360, 360]
+    assert all(0 < one["entropy"] < np.log(17) for one in results)
+    code, _, err = run(["demo", "--epochs", "1", "--json"], capsys)
+    assert code == 0, err
+
+
+class Links(HTMLParser):
+    """Everything that a page would fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value or "" for name, value in attrs if name in ("src", "href", "srcset")]
+
+
+def test_a_view_without_a_terminal_writes_a_line_an_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
+    with TrainingView("name", batch_size=8, epochs=4) as view:
+        for step in range(1, 9):
+            view("update", {"step": step, "loss": 1.0 / step, "lr": 0.1, "total": 16})
+        view("eval", {"step": 8, "accuracy": 50.0})
+        view("note", {"text": "something to know"})
+    err = capsys.readouterr().err
+    assert "name, epoch 2/4:" in err
+    assert "accuracy 50.00 %" in err
+    assert "something to know" in err
