@@ -19,7 +19,7 @@ test-numerics: $(STAMP)  ## the long numerical sweeps (half a minute on two core
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m numerics
 
 test-faults: $(STAMP)  ## trainings killed at every step, every system call of a save and random instants (ten minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "faults or not faults" tests/training/test_resume.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m faults
 
 lint: $(STAMP)  ## ruff and mypy alone
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polaformer import analysis, attention, backbones, bench, ops
+    from polaformer import analysis, attention, backbones, bench, data, ops, recipes, tasks, training
     from polaformer.attention.layer import AttentionLayer, PolaAttention
     from polaformer.backbones.checkpoints import load_checkpoint, save_checkpoint
     from polaformer.backbones.files import CheckpointError
@@ -29,7 +29,7 @@ _PUBLIC = {
     "save_checkpoint": "polaformer.backbones",
     "CheckpointError": "polaformer.backbones",
 }
-_PACKAGES = ("ops", "attention", "backbones", "analysis", "bench")
+_PACKAGES = ("ops", "attention", "backbones", "data", "tasks", "training", "recipes", "analysis", "bench")
 
 __all__ = [
     "AttentionLayer",
@@ -41,12 +41,16 @@ __all__ = [
     "backbones",
     "bench",
     "create_model",
+    "data",
     "list_models",
     "load_checkpoint",
     "ops",
     "polarity_attention",
     "positive_sequence_entropy",
+    "recipes",
     "save_checkpoint",
+    "tasks",
+    "training",
 ]
 
 

@@ -325,3 +325,44 @@ def of_folder(folder: Path, workers: int) -> Classification:
     colours = {"mean": (0.5,) * 3, "std": (0.3,) * 3}
     batch_size = 8 if number % 8 == 0 else 7 if number % 7 == 0 else 3
     return faults.tiny(str(folder), num_workers=workers, batch_size=batch_size, **small, **colours)
+
+
+def test_a_run_can_be_resumed_from_another_folder_and_without_the_weights_it_started_from(
+    recipe: Classification, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    faults.write_data(tmp_path / "here.npz")
+    train(replace(recipe, data="here.npz"), Path("first"), quiet)
+    train(replace(recipe, data="here.npz", checkpoint="first/model.safetensors", seed=1), Path("second"), quiet)
+    (tmp_path / "first" / "model.safetensors").unlink()
+    monkeypatch.chdir("/")
+    resume(tmp_path / "second", quiet)
+    checkpoint_folders = list((tmp_path / "second" / "checkpoints").iterdir())
+    for folder in checkpoint_folders:
+        for file in folder.iterdir():
+            file.unlink()
+        folder.rmdir()
+    with pytest.raises(DataError, match=r"first/model.safetensors"):
+        resume(tmp_path / "second", quiet)
+
+
+def test_other_data_than_a_run_was_begun_with_are_refused(recipe: Classification, tmp_path: Path) -> None:
+    train(recipe, tmp_path / "run", quiet)
+    other = faults.write_data(tmp_path / "other.npz", num_train=96)
+    with pytest.raises(DataError, match=r"the data are not those that .* was begun with"):
+        resume(tmp_path / "run", quiet, {"data": other})
+
+
+def test_starting_weights_for_other_classes_keep_all_but_the_classifier(recipe: Classification, tmp_path: Path) -> None:
+    finished = train(recipe, tmp_path / "run", quiet)
+    weights = str(tmp_path / "run" / "model.safetensors")
+    found = np.load(recipe.data or "")
+    chosen = found["y_train"] < 3, found["y_test"] < 3
+    arrays = {"x_train": found["x_train"][chosen[0]], "y_train": found["y_train"][chosen[0]]}
+    np.savez(tmp_path / "three.npz", **arrays, x_test=found["x_test"][chosen[1]], y_test=found["y_test"][chosen[1]])
+    job = replace(recipe, data=str(tmp_path / "three.npz"), checkpoint=weights, img_size=12).job()
+    trained = finished.classifier.model.state_dict()
+    for name, tensor in job.model.state_dict().items():
+        if tensor.shape == trained[name].shape and not name.startswith("head."):
+            assert torch.equal(tensor, trained[name]), name
+    assert job.model.state_dict()["head.weight"].shape[0] == 3

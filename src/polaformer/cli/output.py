@@ -38,7 +38,8 @@ def load(*modules: str) -> None:
 def progress_bar() -> Progress:
     """A bar on stderr with the name of the step, the share done, the time spent and the time left."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("left"))
-    return Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
+    is_silent = os.environ.get("RANK", "0") != "0"  # one of several processes tells
+    return Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), disable=is_silent)
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """`polaformer train`: a recipe, with any of its numbers changed, on data of your own."""
 
+import inspect
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -114,8 +116,6 @@ class _Training:
 
 
 def _needs(recipe: Classification, job: "ClassificationJob") -> dict[str, Any]:
-    import os
-
     from polaformer.training.memory import estimate
 
     world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -139,7 +139,7 @@ def _needs(recipe: Classification, job: "ClassificationJob") -> dict[str, Any]:
 
 
 def _origin(recipe: Classification) -> str:
-    return f"paper: {recipe.paper}\nexpected: {recipe.expected}\ncommand: {recipe.command}"
+    return f"Paper: {recipe.paper}.\n\nExpected: {recipe.expected}.\n\nCommand: {recipe.command}"
 
 
 def _some_recipes() -> str:
@@ -147,7 +147,7 @@ def _some_recipes() -> str:
 
 
 def _help() -> int:
-    about = f"{Train.__doc__}\n\nRecipes: " + ", ".join(RECIPES)
+    about = f"{inspect.cleandoc(Train.__doc__ or '')}\n\nRecipes: " + ", ".join(RECIPES)
     tyro.cli(Train, prog="polaformer train", description=about, args=["--help"], config=(tyro.conf.FlagCreatePairsOff,))
     return 0
 

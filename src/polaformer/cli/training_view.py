@@ -41,6 +41,8 @@ class TrainingView:
             self._update(record)
         elif event == "eval":
             self._evaluated(record)
+        elif event == "evaluation" and self.task is not None:
+            self.bar.update(self.task, description=f"{self._title(record['step'], self.total)}, evaluating")
         elif event == "resumed":
             self._say(f"resumed from {record['path']}, step {record['step']} of {record['total']}")
         elif event == "note":

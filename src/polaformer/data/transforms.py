@@ -107,29 +107,21 @@ def training_transform(
     erase_prob: float,
     interpolation: str,
 ) -> Transform:
-    """Random crop, flip, RandAugment (or colour jitter where there is none) and erasing, from an image to a tensor.
-
-    Raises SettingsError for an augmentation that timm does not know.
-    """
-    try:
-        made: Any = create_transform(
-            (preprocessing.channels, *preprocessing.img_size),
-            is_training=True,
-            scale=scale,
-            ratio=ratio,
-            hflip=hflip,
-            color_jitter=color_jitter if color_jitter and preprocessing.channels == 3 else None,
-            auto_augment=augmentation,
-            interpolation=preprocessing.interpolation,
-            mean=preprocessing.mean,
-            std=preprocessing.std,
-            re_prob=erase_prob,
-            re_mode="pixel",
-        )
-    except (AssertionError, ValueError, KeyError) as error:  # timm's ways to say that it does not know a name
-        raise SettingsError(
-            f"auto_augment is {augmentation!r} ({error}); give one that timm knows, such as rand-m9-mstd0.5-inc1, or None"
-        ) from error
+    """Random crop, flip, RandAugment (or colour jitter where there is none) and erasing, from an image to a tensor."""
+    made: Any = create_transform(
+        (preprocessing.channels, *preprocessing.img_size),
+        is_training=True,
+        scale=scale,
+        ratio=ratio,
+        hflip=hflip,
+        color_jitter=color_jitter if color_jitter and preprocessing.channels == 3 else None,
+        auto_augment=augmentation,
+        interpolation=interpolation,
+        mean=preprocessing.mean,
+        std=preprocessing.std,
+        re_prob=erase_prob,
+        re_mode="pixel",
+    )
     _allow_no_bits(made)
     return made
 

@@ -1,5 +1,6 @@
 """Recipes run: a new training, or one that goes on, from the checks before it to the file that is shipped after it."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,7 +41,9 @@ def train(recipe: Classification, folder: Path, watch: Watch) -> Finished:
     [shared] = broadcast_object_list([str(folder)]) if accelerator.num_processes > 1 else [str(folder)]
     run = Run(Path(shared))
     if accelerator.is_main_process:
-        run = Run.create(run.folder, {"recipe": recipe.name, "task": "classification", "options": as_values(recipe)})
+        run = Run.create(
+            run.folder, {"recipe": recipe.name, "task": "classification", "options": _from_anywhere(recipe)} | _seen(job)
+        )
     accelerator.wait_for_everyone()
     return _finish(Training(job, recipe, run, accelerator, watch), job)
 
@@ -52,7 +55,10 @@ def resume(folder: Path, watch: Watch, changes: Mapping[str, Any] | None = None)
     """
     run, recipe = recipe_of(folder)
     recipe = replace(recipe, **dict(changes or {}))
+    if checkpoint.ordered(run.checkpoints):
+        recipe = replace(recipe, checkpoint=None)  # the weights that it started from are no longer needed
     job, accelerator = _prepared(recipe)
+    _check_data(folder, job)
     return _finish(Training(job, recipe, run, accelerator, watch), job)
 
 
@@ -65,6 +71,30 @@ def recipe_of(folder: Path) -> tuple[Run, Classification]:
         return run, with_values(Classification(name=str(config["recipe"])), config["options"])
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise DataError(f"{folder / 'config.json'} is damaged: {error}; restore it") from error
+
+
+def _from_anywhere(recipe: Classification) -> dict[str, Any]:
+    """The options of a recipe, with paths that hold from any folder."""
+    paths = {
+        name: os.path.abspath(path)
+        for name in ("data", "checkpoint")
+        if (path := getattr(recipe, name)) and os.path.exists(path)
+    }
+    return as_values(recipe) | paths
+
+
+def _seen(job: ClassificationJob) -> dict[str, Any]:
+    """What a run remembers of its data, to know them again."""
+    return {"data": {"train": len(job.data.train), "val": len(job.data.val), "classes": list(job.data.classes)}}
+
+
+def _check_data(folder: Path, job: ClassificationJob) -> None:
+    before, now = Run.open(folder)[1].get("data"), _seen(job)["data"]
+    if before is not None and before != now:
+        was, has = ({**one, "classes": len(one["classes"])} if isinstance(one, dict) else one for one in (before, now))
+        raise DataError(
+            f"the data are not those that {folder} was begun with: it had {was}, now there are {has}; give them with --data"
+        )
 
 
 def _prepared(recipe: Classification) -> tuple[ClassificationJob, Accelerator]:

@@ -21,7 +21,7 @@ from polaformer.data.samples import Batch
 from polaformer.training.checkpoint import DamagedError
 from polaformer.training.evaluation import Task, count, moved
 from polaformer.training.optim import Schedule, create_optimizer, restore_state, state_numbers, state_tensors
-from polaformer.training.processes import sum_over
+from polaformer.training.processes import sum_over, use_deterministic_algorithms
 from polaformer.training.settings import Settings
 
 
@@ -61,6 +61,8 @@ class Engine:
         self, model: nn.Module, task: Task, settings: Settings, steps_per_epoch: int, accelerator: Accelerator
     ) -> None:
         self.task, self.settings, self.accelerator = task, settings, accelerator
+        if settings.deterministic:
+            use_deterministic_algorithms()
         if settings.precision == "fp64":
             model = model.double()
         if settings.grad_checkpointing:

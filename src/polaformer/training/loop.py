@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from math import isfinite
 from typing import Any, Protocol
 
 import torch
@@ -179,6 +180,8 @@ class Training:
         return counts, False
 
     def _log(self, record: dict[str, Any]) -> None:
+        # JSON has no word for what is not finite; with fp16 the gradient of a skipped update may be.
+        record = {name: value if not isinstance(value, float) or isfinite(value) else None for name, value in record.items()}
         record |= {"step": self.progress.step, "epoch": self.progress.step / self.job.steps_per_epoch}
         record["wall"] = {"seconds": round(self.seconds, 3)}
         self.watch(record["kind"], record)

@@ -27,6 +27,13 @@ def start(precision: str = "fp32") -> Accelerator:
     return Accelerator(mixed_precision=MIXED[precision], cpu=on_cpu)
 
 
+def use_deterministic_algorithms() -> None:
+    """Makes GPUs repeat to the last bit, where PyTorch can; where it cannot, it warns."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+
 def sum_over(accelerator: Accelerator, values: Tensor) -> Tensor:
     """The sum of a tensor of float64 over all processes, on the CPU."""
     if accelerator.num_processes == 1:

@@ -42,6 +42,8 @@ class Settings:
     """Let torch.compile compile the model."""
     grad_checkpointing: bool = False
     """Compute activations again in the backward pass: less memory, more time."""
+    deterministic: bool = False
+    """Use algorithms on GPUs that repeat to the last bit, at some cost; on CPUs they always do."""
     seed: int = 0
     """Of everything that is random."""
     num_workers: int = 4
