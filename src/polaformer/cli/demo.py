@@ -51,11 +51,13 @@ class Demo:
         prepare_folder(self.out, "--out")
         load("polaformer.recipes.running", "polaformer.analysis.report", "polaformer.bench.machine")
         from polaformer.analysis.report import write_report
-        from polaformer.bench.machine import fingerprint, processor_use, share_of_others
+        from polaformer.bench.machine import fingerprint, processor_use, share_of_others, using_threads
 
-        before = processor_use()
-        results = [self._train(name, attention) for name, attention in TWINS.items()]
-        machine = fingerprint() | {"used_by_others": share_of_others(before, processor_use())}
+        # One thread computes, one process reads: several threads would wait for each other at every small step.
+        with using_threads(1):
+            before = processor_use()
+            results = [self._train(name, attention) for name, attention in TWINS.items()]
+            machine = fingerprint() | {"used_by_others": share_of_others(before, processor_use())}
         report = self.out / "report.html"
         with writing(str(report)):
             write_report(

@@ -2,8 +2,8 @@
 
 One .tar of class folders; a folder of .tar files, one a class; or WebDataset shards: files that share a name up to its first
 dot are one sample, `.cls` its label (a number, or the name of a class), one with the extension of an image its image. Folders
-around all of these do not matter. Only the headers are read at the start; nothing is unpacked, so no path inside an archive can
-do harm.
+around all of these do not matter; symbolic links are left out. Only the headers are read at the start; nothing is unpacked, so
+no path inside an archive can do harm.
 """
 
 import os
@@ -101,7 +101,7 @@ def open_splits(path: Path) -> tuple[Archives, Archives | None]:
     if not train:
         raise DataError(f"{path} holds no images in class folders, and no samples of an image and a .cls; check what it holds")
     classes = _classes(path, [*train, *val])
-    return Archives(train, classes), Archives(val, classes) if val else None
+    return Archives(_ordered(train), classes), Archives(_ordered(val), classes) if val else None
 
 
 def _archives(folder: Path) -> list[Path]:
@@ -114,13 +114,19 @@ def _archives(folder: Path) -> list[Path]:
 def _samples(archives: list[Path]) -> list[Sample]:
     found: list[tuple[Member, Member | None]] = []
     for archive in archives:
-        members = list(_members(archive))
+        members = {member.name: member for member in _members(archive)}.values()  # of one name the last, as when unpacked
         labels = {_stem(member.name): member for member in members if member.name.endswith(".cls")}
         images = [member for member in members if os.path.splitext(member.name)[1].lower() in EXTENSIONS]
         found += [(image, labels.get(_stem(image.name))) for image in images]
     folders = _below_shared([_folders(image) for image, _ in found])
     samples = [Sample(image, inside, _told(label)) for (image, label), inside in zip(found, folders, strict=True)]
     return [one for one in samples if not (one.folders and one.folders[0].startswith("."))]
+
+
+def _ordered(samples: list[Sample]) -> list[Sample]:
+    """As the same files would be ordered in folders; those with a .cls by their shard and name."""
+    first = {one: one.image.archive.name if one.told is not None else str(one.label) for one in samples}
+    return sorted(samples, key=lambda one: (first[one], os.fsencode(one.image.name)))
 
 
 def _folders(member: Member) -> tuple[str, ...]:
@@ -148,9 +154,13 @@ def _told(label: Member | None) -> int | str | None:
 def _members(archive: Path) -> Iterator[Member]:
     try:
         with tarfile.open(archive, mode="r:") as file:
+            files: dict[str, Member] = {}
             for info in _headers(file):
                 if info.isfile() and not info.issparse():
-                    yield Member(archive, info.name, info.offset_data, info.size)
+                    files[info.name] = Member(archive, info.name, info.offset_data, info.size)
+                    yield files[info.name]
+                elif info.islnk() and info.linkname in files:  # a file that is stored once and has two names
+                    yield files[info.linkname]._replace(name=info.name)
     except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, RecursionError, MemoryError) as error:
         reason = str(error) or "a header makes no sense"
         raise DataError(f"{archive} is no whole, uncompressed .tar: {reason}; write or fetch it again") from error

@@ -37,7 +37,7 @@ def read_file(path: str | PathLike[str]) -> bytes:
     """The bytes of a file; raises ImageError, also for what might never end: pipes, devices, files beyond all images."""
     try:
         about = os.stat(path)
-        if False:
+        if not stat.S_ISREG(about.st_mode):
             raise OSError("it is no file")
         if about.st_size > MOST_BYTES:
             raise OSError(f"it has {about.st_size:,} bytes, more than the {MOST_BYTES:,} that are allowed")

@@ -37,6 +37,7 @@ POLA_VIT_TINY = Classification(
     cutmix=0.0,
     smoothing=0.1,
     num_workers=1,
+    eval_every=2,
     log_every=22,
     save_every=220,
 )

@@ -1,0 +1,338 @@
+"""Rows C3 and D3: order, augmentation and replacement are functions of (seed, epoch, index), whoever reads the data."""
+
+import multiprocessing
+import random
+from contextlib import closing
+from itertools import islice, pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from polaformer.data.arrays import Arrays
+from polaformer.data.order import Key, Order, Share
+from polaformer.data.randomness import derive, reseed, seeded
+from polaformer.data.samples import MOST_REPLACEMENTS, Batch, Samples, batches
+from polaformer.data.sources import Source, open_data
+from polaformer.data.transforms import Preprocessing, Transform, training_transform
+from polaformer.errors import DataError, ImageError
+
+# More workers than cores, on purpose.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
+NUM_SAMPLES, BATCH_SIZE, SEED = 27, 8, 5
+STEPS_OF_THREE_EPOCHS = 9
+
+
+def all_augmentations() -> Transform:
+    """Draws from the generators of Python, NumPy and PyTorch."""
+    return training_transform(
+        Preprocessing((8, 8), (0.5,) * 3, (0.25,) * 3),
+        scale=(0.3, 1.0),
+        ratio=(0.8, 1.2),
+        hflip=0.5,
+        color_jitter=0.4,
+        augmentation="rand-m9-mstd0.5-inc1",
+        erase_prob=0.5,
+        interpolation="random",
+    )
+
+
+def arrays(number: int = NUM_SAMPLES) -> Arrays:
+    images = np.random.default_rng(0).integers(0, 256, (number, 9, 10, 3), dtype=np.uint8)
+    return Arrays(images, np.arange(number) % 3, ("cat", "dog", "mouse"), "train")
+
+
+class Broken(Arrays):
+    """Some of its images cannot be used."""
+
+    bad = (3, 8, 11, 19)
+
+    def __init__(self) -> None:
+        whole = arrays()
+        super().__init__(whole.images, np.array(whole.labels), whole.classes, whole.part)
+
+    def read(self, index: int, channels: int) -> Image.Image:
+        if index in self.bad:
+            raise ImageError(f"{self.name(index)} is damaged")
+        return super().read(index, channels)
+
+
+def samples_of(source: Source | None = None, *, seed: int = SEED, on_bad_image: str = "error", replace: bool = True) -> Samples:
+    source = arrays() if source is None else source
+    return Samples(source, all_augmentations(), channels=3, seed=seed, on_bad_image=on_bad_image, replace=replace)
+
+
+def taken(
+    samples: Samples,
+    number: int,
+    *,
+    first_step: int = 0,
+    rank: int = 0,
+    world: int = 1,
+    accumulation: int = 1,
+    num_workers: int = 0,
+) -> list[Batch]:
+    """The first parts that a process gets, from a step on."""
+    keys = Order(NUM_SAMPLES, BATCH_SIZE, SEED).parts(first_step, rank=rank, world=world, accumulation=accumulation)
+    with closing(batches(samples, keys, num_workers=num_workers)) as found:
+        return list(islice(found, number))
+
+
+def assert_equal(some: list[Batch], others: list[Batch]) -> None:
+    assert len(some) == len(others)
+    for one, other in zip(some, others, strict=True):
+        assert torch.equal(one.images, other.images)
+        assert torch.equal(one.labels, other.labels)
+        assert torch.equal(one.indices, other.indices)
+        assert one.bad == other.bad
+
+
+@pytest.fixture(scope="module")
+def three_epochs() -> list[Batch]:
+    return taken(samples_of(), STEPS_OF_THREE_EPOCHS)
+
+
+# Row C3
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 4])
+def test_batches_are_bitwise_equal_whatever_the_number_of_workers(num_workers: int, three_epochs: list[Batch]) -> None:
+    assert_equal(taken(samples_of(), STEPS_OF_THREE_EPOCHS, num_workers=num_workers), three_epochs)
+
+
+@pytest.mark.parametrize("first_step", range(STEPS_OF_THREE_EPOCHS))
+def test_batches_are_bitwise_equal_whatever_the_step_that_reading_starts_at(first_step: int, three_epochs: list[Batch]) -> None:
+    rest = three_epochs[first_step:]
+    assert_equal(taken(samples_of(), len(rest), first_step=first_step), rest)
+
+
+def test_batches_are_bitwise_equal_with_workers_from_the_middle_of_an_epoch(three_epochs: list[Batch]) -> None:
+    assert_equal(taken(samples_of(), 4, first_step=4, num_workers=2), three_epochs[4:8])
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_processes_and_parts_share_each_update_out_and_change_nothing_in_it(
+    world: int, accumulation: int, three_epochs: list[Batch]
+) -> None:
+    shares = [
+        taken(samples_of(), STEPS_OF_THREE_EPOCHS * accumulation, rank=rank, world=world, accumulation=accumulation)
+        for rank in range(world)
+    ]
+    for step, whole in enumerate(three_epochs):
+        parts = [part for share in shares for part in share[step * accumulation : (step + 1) * accumulation]]
+        assert {len(part.labels) for part in parts} == {BATCH_SIZE // (world * accumulation)}
+        found = {int(index): (image, int(label)) for part in parts for image, label, index in zip(*part[:3], strict=True)}
+        assert len(found) == BATCH_SIZE
+        for image, label, index in zip(*whole[:3], strict=True):
+            assert torch.equal(found[int(index)][0], image)
+            assert found[int(index)][1] == int(label)
+
+
+def test_an_image_is_augmented_the_same_way_whatever_was_read_and_drawn_before() -> None:
+    samples, others = samples_of(), samples_of()
+    first = samples[Key(2, 7)].image
+    for index in (1, 7, 3):
+        others[Key(1, index)]
+    reseed(99)
+    second = others[Key(2, 7)].image
+    assert first is not None
+    assert second is not None
+    assert torch.equal(first, second)
+
+
+def test_every_epoch_every_image_and_every_seed_is_augmented_in_a_way_of_its_own() -> None:
+    plain = Arrays(np.tile(arrays().images[:1], (20, 1, 1, 1)), np.zeros(20, int), ("a", "b"), "train")
+    keys = [(seed, epoch, index) for seed in range(3) for epoch in range(3) for index in range(3)]
+    found = [samples_of(plain, seed=seed)[Key(epoch, index)].image for seed, epoch, index in keys]
+    assert len({one.numpy().tobytes() for one in found if one is not None}) == len(keys)
+
+
+def test_reading_data_draws_from_no_generator_that_training_draws_from() -> None:
+    reseed(1)
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+    for num_workers in (0, 2):
+        taken(samples_of(), 2, num_workers=num_workers)
+    assert random.getstate() == before[0]
+    assert np.random.get_state()[1].tolist() == before[1]
+    assert torch.equal(torch.get_rng_state(), before[2])
+
+
+@given(number=st.integers(1, 200), batch_size=st.integers(1, 50), seed=st.integers(0, 2**63 - 1), epoch=st.integers(0, 3))
+def test_law_every_sample_comes_once_an_epoch_but_for_what_fills_no_batch(
+    number: int, batch_size: int, seed: int, epoch: int
+) -> None:
+    order = Order(number, batch_size, seed)
+    steps = order.steps_per_epoch
+    assert steps == number // batch_size
+    drawn = [key for step in range(epoch * steps, (epoch + 1) * steps) for key in order.batch(step)]
+    assert len({key.index for key in drawn}) == len(drawn) == steps * batch_size
+    assert all(key.epoch == epoch and 0 <= key.index < number for key in drawn)
+
+
+def test_what_fills_no_batch_is_another_part_every_epoch() -> None:
+    order = Order(NUM_SAMPLES, BATCH_SIZE, SEED)
+    epochs = [{key.index for step in range(3 * epoch, 3 * epoch + 3) for key in order.batch(step)} for epoch in range(20)]
+    assert set.union(*epochs) == set(range(NUM_SAMPLES))
+    assert len({frozenset(one) for one in epochs}) == 20
+
+
+def test_the_order_of_a_seed_is_the_same_in_every_version() -> None:
+    """Runs that were begun with an older version go on with a newer one."""
+    assert derive("order", 0, 0) == 4664387070406640777
+    assert derive("sample", 5, 2, 7) == 7509062978768857304
+    assert [key.index for key in Order(10, 5, 0).batch(0)] == [0, 5, 8, 2, 4]
+    assert [key.index for key in Order(10, 5, 1).batch(3)] == [4, 2, 8, 3, 5]
+
+
+def test_neighbouring_numbers_and_other_names_give_unrelated_seeds() -> None:
+    seeds = [derive(name, a, b) for name in ("order", "sample") for a in range(30) for b in range(30)]
+    assert len(set(seeds)) == len(seeds)
+    assert derive("a", 1, 23) != derive("a", 12, 3)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    differing = [(one ^ other).bit_count() for one, other in pairwise(seeds)]
+    assert 29 < np.mean(differing) < 34  # of 63 bits, half
+
+
+# Row P2's share
+
+
+@pytest.mark.parametrize("number", [1, 7, 16, 23])
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("batch_size", [1, 5, 64])
+def test_of_an_evaluation_every_sample_is_in_exactly_one_process(number: int, world: int, batch_size: int) -> None:
+    shares = [Share(number, batch_size, rank, world) for rank in range(world)]
+    found = [key.index for share in shares for batch in share for key in batch]
+    assert sorted(found) == list(range(number))
+    for share in shares:
+        sizes = [len(batch) for batch in share]
+        assert len(share) == len(sizes)
+        assert all(size == batch_size for size in sizes[:-1])
+        assert all(0 < size <= batch_size for size in sizes)
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def draws() -> tuple[float, float, float]:
+    return random.random(), float(np.random.random()), float(torch.rand(()))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_seeded_starts_all_three_generators_and_puts_them_back(fails: bool) -> None:
+    reseed(1)
+    expected = [draws(), draws()]
+    reseed(1)
+    found = [draws()]
+    try:
+        with seeded(2):
+            inside = draws()
+            if fails:
+                raise KeyError
+    except KeyError:
+        pass
+    found.append(draws())
+    assert found == expected
+    with seeded(2):
+        assert draws() == inside
+    with seeded(3):
+        assert all(one != other for one, other in zip(draws(), inside, strict=True))
+
+
+# Row D3
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 4])
+def test_a_bad_image_is_replaced_by_the_same_one_whatever_the_number_of_workers(num_workers: int) -> None:
+    alone = taken(samples_of(Broken(), on_bad_image="skip"), STEPS_OF_THREE_EPOCHS)
+    assert_equal(taken(samples_of(Broken(), on_bad_image="skip"), STEPS_OF_THREE_EPOCHS, num_workers=num_workers), alone)
+
+
+def test_bad_images_are_replaced_counted_and_listed(three_epochs: list[Batch]) -> None:
+    found = taken(samples_of(Broken(), on_bad_image="skip"), STEPS_OF_THREE_EPOCHS)
+    replacements = set()
+    for batch, whole in zip(found, three_epochs, strict=True):
+        assert batch.images.shape == whole.images.shape
+        bad = [int(index) for index in whole.indices if int(index) in Broken.bad]
+        assert set(batch.bad) >= {f"train/{index} is damaged" for index in bad}  # more where a replacement is bad too
+        for place, index in enumerate(whole.indices.tolist()):
+            taken_instead = int(batch.indices[place])
+            assert taken_instead not in Broken.bad
+            assert int(batch.labels[place]) == taken_instead % 3
+            if index in Broken.bad:
+                replacements.add(taken_instead)
+            else:
+                assert taken_instead == index
+                assert torch.equal(batch.images[place], whole.images[place])
+    assert len(replacements) > 3  # not always the same one
+
+
+def test_a_replacement_depends_on_seed_epoch_and_index() -> None:
+    keys = [(seed, epoch, index) for seed in range(4) for epoch in range(4) for index in Broken.bad]
+    found = [samples_of(Broken(), seed=seed, on_bad_image="skip")[Key(epoch, index)].index for seed, epoch, index in keys]
+    again = [samples_of(Broken(), seed=seed, on_bad_image="skip")[Key(epoch, index)].index for seed, epoch, index in keys]
+    assert found == again
+    assert len(set(found)) > 15
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_in_an_evaluation_a_bad_image_is_left_out_and_listed(num_workers: int) -> None:
+    samples = samples_of(Broken(), on_bad_image="skip", replace=False)
+    found = list(batches(samples, Share(NUM_SAMPLES, 1), num_workers=num_workers))
+    assert [index for batch in found for index in batch.indices.tolist()] == [
+        index for index in range(NUM_SAMPLES) if index not in Broken.bad
+    ]
+    assert [line for batch in found for line in batch.bad] == [f"train/{index} is damaged" for index in Broken.bad]
+    assert {len(batch.images) for batch in found} == {0, 1}
+
+
+def test_data_that_are_all_bad_are_given_up_with_the_last_reason() -> None:
+    class Hopeless(Broken):
+        bad = tuple(range(NUM_SAMPLES))
+
+    with pytest.raises(DataError, match=rf"{MOST_REPLACEMENTS} images in a row cannot be used, .* is damaged; check the data"):
+        samples_of(Hopeless(), on_bad_image="skip")[Key(0, 1)]
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Source:
+    """A folder with one damaged image among 24."""
+    for part in ("train", "val"):
+        for index in range(24):
+            path = tmp_path / part / ("cat", "dog")[index % 2] / f"{index}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (9, 9), (index, 0, 0)).save(path)
+    (tmp_path / "train" / "dog" / "13.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken")
+    return open_data(str(tmp_path)).train
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_a_bad_image_is_one_error_with_its_path_also_out_of_a_worker(num_workers: int, damaged: Source) -> None:
+    before = set(multiprocessing.active_children())
+    with pytest.raises(ImageError) as caught:
+        list(batches(samples_of(damaged), Share(len(damaged), 4), num_workers=num_workers))
+    assert str(caught.value).endswith("fetch it again, or remove it from the data")
+    assert "train/dog/13.png is no image that can be read" in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+    assert set(multiprocessing.active_children()) == before
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_before_a_bad_image_are_whole(num_workers: int, damaged: Source) -> None:
+    place = next(index for index in range(24) if "13.png" in damaged.name(index))
+    found = batches(samples_of(damaged), Share(len(damaged), 1), num_workers=num_workers)
+    assert [int(next(found).indices) for _ in range(place)] == list(range(place))
+    with pytest.raises(ImageError):
+        next(found)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_workers_end_when_nobody_wants_their_batches_any_more(num_workers: int) -> None:
+    before = set(multiprocessing.active_children())
+    found = batches(samples_of(), Order(NUM_SAMPLES, BATCH_SIZE, SEED).parts(0), num_workers=num_workers)
+    next(found)
+    assert len(set(multiprocessing.active_children()) - before) == num_workers
+    found.close()
+    assert set(multiprocessing.active_children()) == before
