@@ -44,11 +44,21 @@ def test_a_preparation_that_makes_no_sense_is_refused(changes: dict[str, Any], t
 @pytest.mark.parametrize("resize", ["square", "shorter"])
 @pytest.mark.parametrize("size", [(1, 1), (1, 65535), (65535, 1), (300, 4), (16, 16), (640, 480)])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_an_image_of_any_shape_becomes_a_tensor_of_the_same_size(resize: str, size: tuple[int, int], channels: int) -> None:
-    prepare = Preprocessing((224, 224), GOOD["mean"][:channels], GOOD["std"][:channels], resize).transform()
+def test_an_image_of_any_shape_becomes_a_tensor_without_becoming_huge_on_the_way(
+    resize: str, size: tuple[int, int], channels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, sizes = Image.Image.resize, []
+
+    def noted(image: Image.Image, size: tuple[int, int], *arguments: Any, **options: Any) -> Image.Image:
+        sizes.append(size)
+        return original(image, size, *arguments, **options)
+
+    monkeypatch.setattr(Image.Image, "resize", noted)
+    prepare = Preprocessing((32, 32), GOOD["mean"][:channels], GOOD["std"][:channels], resize).transform()
     found = prepare(Image.new("RGB" if channels == 3 else "L", size, 128))
-    assert found.shape == (channels, 224, 224)
+    assert found.shape == (channels, 32, 32)
     assert torch.isfinite(found).all()
+    assert all(width * height <= 16 * 37**2 for width, height in sizes)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 65535), (65535, 1), (300, 4)])

@@ -1,8 +1,11 @@
 """CIFAR-10 in minutes on a CPU: a small PVT, to compare mechanisms on real pictures. Not of the paper."""
 
-from polaformer.recipes.classification import Classification
+from dataclasses import replace
 
-POLA_PVT_NANO = Classification(
+from polaformer.recipes.small import SMALL
+
+POLA_PVT_NANO = replace(
+    SMALL,
     name="cifar10/pola-pvt-nano",
     paper="none; a comparison that a CPU can afford (benchmarks/cifar10_arrays.py writes the data)",
     expected="docs/results.md has a run of both twins",
@@ -14,26 +17,13 @@ POLA_PVT_NANO = Classification(
     num_heads=(1, 2, 4, 4),
     mlp_ratios=(4.0, 4.0, 3.0, 3.0),
     reductions=(1, 1, 1, 1),
-    drop_path_rate=0.0,
     mean=(0.4914, 0.4822, 0.4465),
     std=(0.247, 0.2435, 0.2616),
     epochs=4,
     warmup_epochs=1,
     batch_size=128,
     lr=2e-3,
-    warmup_lr=1e-5,
-    min_lr=1e-5,
-    lr_images=0,
-    clip_norm=1.0,
     crop_scale=(0.6, 1.0),
-    crop_pct=1.0,
-    auto_augment=None,
-    color_jitter=0.0,
-    erase_prob=0.0,
-    mixup=0.0,
-    cutmix=0.0,
-    smoothing=0.1,
-    num_workers=1,
 )
 
 RECIPES = (POLA_PVT_NANO,)

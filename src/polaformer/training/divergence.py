@@ -37,7 +37,7 @@ def leave_behind(folder: Path, parts: Sequence[Batch], names: list[str], error: 
     known = {**about, "lr": error.lr, "loss": repr(error.loss), "grad_norm": repr(error.grad_norm), "names": names}
     tensors = {f"{kind}.{n}": getattr(part, kind) for n, part in enumerate(parts) for kind in ("images", "labels", "indices")}
     with writing(target):
-        target.parent.mkdir(exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, target, {"about": json.dumps(known)})
     return target
 

@@ -212,7 +212,12 @@ class Training:
     def _resume(self) -> None:
         """Takes the state from the newest valid checkpoint, where there is one."""
         found = checkpoint.newest(self.run.checkpoints)
-        self.accelerator.wait_for_everyone()
+        names = self._gathered(["none" if found is None else found.path.name])
+        if len(set(names)) > 1:
+            seen = ", ".join(names)
+            raise DataError(
+                f"processes see different checkpoints in {self.run.folder} ({seen}); all nodes must share the folder"
+            )
         if found is None:
             return
         self.progress, about = self.engine.restore(found.files)
