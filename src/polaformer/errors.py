@@ -1,6 +1,7 @@
 """What can go wrong in a way that a user can mend. Each message says where, what was given, what is allowed, and what to do."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 
 
 class DataError(ValueError):
@@ -9,6 +10,12 @@ class DataError(ValueError):
 
 class ImageError(DataError):
     """One image cannot be used."""
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """ "did you mean …? ", for a message, or nothing."""
+    near = get_close_matches(word, list(names), n=1)
+    return f"did you mean {near[0]!r}? " if near else ""
 
 
 class SettingsError(ValueError):

@@ -142,6 +142,30 @@ def test_predict_names_classes_best_first(trained: Path, digit: Path, capsys: py
     assert {guess["name"] for guess in image["classes"]} <= set("0123456789")
 
 
+def test_names_with_markup_are_shown_as_they_are(
+    trained: Path, digit: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ["x[b].png", "z[bold].png", ":smile:.png"]
+    for name in names:
+        (tmp_path / name).write_bytes(digit.read_bytes())
+    code, out, _ = run(["predict", *names, "--checkpoint", str(trained), "--top", "1"], capsys)
+    assert code == 0
+    assert all(name in out for name in names)
+
+
+def test_training_without_data_says_that_it_takes_the_digits(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(["train", "cifar10/pola-pvt-nano", "--dry-run"], capsys)
+    assert code == 0
+    assert "no --data given: the 1,797 bundled handwritten digits" in err
+    assert "1,437" in out
+
+
+def test_a_run_can_be_started_from_another(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run([*TRAIN, "--checkpoint", str(trained), "--dry-run"], capsys)
+    assert code == 0, err
+
+
 def test_a_killed_command_is_resumed_by_the_command(tmp_path: Path) -> None:
     """The real thing, once: a process of the operating system, SIGKILL, and `polaformer resume`."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"

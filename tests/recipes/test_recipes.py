@@ -73,6 +73,8 @@ def test_every_variant_of_the_paper_has_its_400_epochs_and_the_released_300() ->
         assert (released.model, released.epochs) == (model, 300)
         assert (released.warmup_epochs, released.cooldown_epochs) == ((5, 10) if "pvt" in model else (20, 0))
         assert isclose(paper.scaled(paper.lr), 1e-3 * paper.batch_size / 1024)
+        smallest = (1e-6, 1e-5) if "pvt" in model else (5e-7, 5e-6)
+        assert (paper.warmup_lr, paper.min_lr) == (released.warmup_lr, released.min_lr) == smallest
     assert {find(f"imagenet/pola-swin-{size}-384").epochs for size in ("tiny", "small", "base")} == {30}
 
 

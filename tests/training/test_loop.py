@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from PIL import Image
@@ -17,9 +18,11 @@ from polaformer.data.sources import open_data
 from polaformer.errors import CannotWriteError, DataError, DivergedError, ImageError, SettingsError
 from polaformer.recipes.classification import Classification
 from polaformer.recipes.jobs import ClassificationJob
+from polaformer.recipes.registry import find
 from polaformer.recipes.running import recipe_of, replay, resume, train
 from polaformer.tasks.classifier import load_classifier
 from polaformer.training import checkpoint, divergence, journal
+from polaformer.training.engine import NonFiniteError
 from polaformer.training.loop import Training
 from polaformer.training.processes import start
 from polaformer.training.run import Run
@@ -131,18 +134,33 @@ def test_what_is_not_finite_stops_before_the_update_and_leaves_the_batch(
 
 
 def test_a_diverged_batch_can_be_replayed(data: str, tmp_path: Path) -> None:
-    """A learning rate that blows the weights up; the same batch gives the same loss again."""
+    """A learning rate that blows the weights up; the same batch breaks again, and so does the run."""
     wild = faults.tiny(data, lr=1e30, warmup_lr=1e30, warmup_epochs=0, min_lr=0.0, clip_norm=None, ema_decay=None)
     with pytest.raises(DivergedError) as caught:
         train(wild, tmp_path / "run", quiet)
     found = replay(tmp_path / "run")
     [one] = found.values()
     assert one.bad_parameters
-    _, about = divergence.read(next(iter(found)))
-    assert repr(one.loss) == about["loss"]
-    assert f"at step {about['step']}" in str(caught.value)
+    assert f"at step {divergence.read(next(iter(found)))[1]['step']}" in str(caught.value)
     with pytest.raises(DivergedError):
         resume(tmp_path / "run", quiet)
+
+
+def test_a_replay_gives_the_loss_and_gradient_of_the_update_each_time(recipe: Classification, tmp_path: Path) -> None:
+    """Mixup included: what is left behind is the batch before it, and it is mixed in the same way again."""
+    training = training_of(replace(recipe, clip_norm=None), tmp_path / "run")
+    assert training.job.task.mixup is not None
+    batches = training.job.training_batches(0, 0, 1)
+    parts = [next(batches) for _ in range(2)]
+    about = {"step": 0, "rank": 0, "seed": recipe.seed}
+    training.engine.optimizer.step = lambda: None
+    update = training.engine.update(parts, 0)
+    error = NonFiniteError(update.loss, update.grad_norm, update.lr, True)
+    stored, known = divergence.read(divergence.leave_behind(tmp_path, parts, ["a"] * 16, error, about))
+    for _ in range(2):
+        again = divergence.replay(training.engine, stored, known)
+        assert again.loss == pytest.approx(update.loss, rel=1e-6)
+        assert again.grad_norm == pytest.approx(update.grad_norm, rel=1e-6)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -173,10 +191,34 @@ def test_bad_images_are_skipped_counted_and_listed_if_so_asked(workers: int, tmp
     ]
 
 
-def test_too_many_bad_images_end_the_run(tmp_path: Path) -> None:
+def test_too_many_bad_images_end_the_run_after_it_was_saved(tmp_path: Path) -> None:
     recipe = replace(of_folder(write_folder(tmp_path / "images", broken=3), 0), on_bad_image="skip", max_bad_share=0.05)
     with pytest.raises(DataError, match=r"[3-6] images of this epoch could not be used, more than the 2 allowed"):
         train(recipe, tmp_path / "run", quiet)
+    assert faults.saved_steps(tmp_path / "run") == [17]
+    resume(tmp_path / "run", quiet, {"max_bad_share": 0.5})
+
+
+def test_a_bad_validation_image_ends_the_run_after_it_was_saved(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "images")
+    (folder / "val" / "dark" / "broken.png").write_bytes(b"no image")
+    with pytest.raises(ImageError, match=r"broken\.png .* saved at step 6 of 12; .*--on-bad-image skip"):
+        train(of_folder(folder, 0), tmp_path / "run", quiet)
+    assert faults.saved_steps(tmp_path / "run") == [6]
+    resume(tmp_path / "run", quiet, {"on_bad_image": "skip"})
+    assert evaluations(tmp_path / "run")[-1]["unreadable"] == 1
+
+
+def test_a_worker_that_the_system_ends_is_one_error_and_nothing_is_lost(recipe: Classification, tmp_path: Path) -> None:
+    def kill_workers(event: str, record: dict[str, Any]) -> None:
+        if event == "update" and record["step"] == 4:
+            for child in psutil.Process().children():
+                if "forkserver" not in " ".join(child.cmdline()):
+                    child.kill()
+
+    with pytest.raises(DataError, match=r"a process that reads data was ended by the system.*--num-workers.*saved at step"):
+        train(replace(recipe, num_workers=1, epochs=40, warmup_epochs=1, save_every=1000), tmp_path / "run", kill_workers)
+    assert faults.saved_steps(tmp_path / "run")[-1] >= 4
 
 
 def test_bad_validation_images_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -224,6 +266,9 @@ def test_two_processes_cannot_train_one_run(recipe: Classification, tmp_path: Pa
         {"clip_norm": None},
         {"optimizer": "sgd"},
         {"optimizer": "lamb"},
+        {"optimizer": "laprop"},
+        {"optimizer": "nadamlegacy"},
+        {"optimizer": "muon"},
         {"accumulation": 4},
         {"attention": "softmax"},
         {"attention": "linear"},
@@ -288,6 +333,23 @@ def test_fp16_without_a_gpu_is_refused_before_anything_is_written(recipe: Classi
     with pytest.raises(SettingsError, match=r"fp16.*needs a GPU"):
         train(replace(recipe, precision="fp16"), tmp_path / "run", quiet)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["adahessian", "kron", "fusedadam", "bnbadam", "no such thing"])
+def test_an_optimiser_that_cannot_be_used_or_saved_is_refused_before_the_work(
+    name: str, recipe: Classification, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingsError, match="optimizer is"):
+        train(replace(recipe, optimizer=name), tmp_path / "run", quiet)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_called_digits_does_not_stand_for_the_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "digits").mkdir()
+    monkeypatch.chdir(tmp_path)
+    small = {"epochs": 1, "warmup_epochs": 0, "dims": (16,), "depths": (1,), "num_workers": 0}
+    train(replace(find("digits/pola-vit-tiny"), **small), Path("run"), quiet)
+    resume(Path("run"), quiet)
 
 
 @pytest.mark.faults

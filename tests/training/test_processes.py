@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import faults
 from faults import free_port
 from polaformer.recipes.classification import Classification
-from polaformer.training.processes import first_host, slurm_variables
+from polaformer.training.slurm import first_host, slurm_variables
 
 TOLERANCE = 1e-12
 
@@ -100,6 +101,43 @@ def test_evaluation_counts_are_equal_whatever_the_number_of_processes(recipe: Cl
                 assert torch.equal(found[name], wanted[name]), (world, name)
 
 
+def unreadable_of_processes(folder: str, target: str) -> None:
+    """Writes what an evaluation could not read."""
+    from polaformer.data.order import Share
+    from polaformer.data.samples import Samples, batches
+    from polaformer.data.sources import open_data
+    from polaformer.data.transforms import Preprocessing
+    from polaformer.tasks.classification import Classification
+    from polaformer.training.evaluation import count
+    from polaformer.training.processes import start
+
+    accelerator, source = start("fp32"), open_data(folder).val
+    transform = Preprocessing((8, 8), (0.5,), (0.5,)).transform()
+    samples = Samples(source, transform, channels=1, seed=0, on_bad_image="skip", replace=False)
+    read = batches(samples, Share(len(source), 2, accelerator.process_index, accelerator.num_processes))
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
+    counts = count(model, Classification(2), read, accelerator)
+    if accelerator.is_main_process:
+        Path(target).write_text("\n".join([str(counts.samples), *counts.bad]))
+
+
+def test_images_that_cannot_be_read_are_counted_once_whatever_the_number_of_processes(tmp_path: Path) -> None:
+    for part in ("train", "val"):
+        for name in ("a", "b"):
+            (tmp_path / "data" / part / name).mkdir(parents=True)
+            for number in range(4):
+                Image.new("L", (8, 8), number).save(tmp_path / "data" / part / name / f"{number}.png")
+    for number in (0, 3):
+        (tmp_path / "data" / "val" / "a" / f"{number}.png").write_bytes(b"broken")
+    for world in (1, 2, 3):
+        target = str(tmp_path / f"{world}")
+        faults.call(unreadable_of_processes, str(tmp_path / "data"), target, processes=world, port=free_port())
+    found = [(tmp_path / f"{world}").read_text() for world in (1, 2, 3)]
+    assert found[0].startswith("6\n")
+    assert found[0].count(".png") == 2
+    assert found[0] == found[1] == found[2]
+
+
 @pytest.mark.parametrize(
     ("nodes", "first"),
     [
@@ -117,6 +155,7 @@ def test_the_first_host_of_slurms_list(nodes: str, first: str) -> None:
 def test_slurms_variables_become_torchruns() -> None:
     given = {
         "SLURM_PROCID": "11",
+        "SLURM_STEP_ID": "0",
         "SLURM_NTASKS": "16",
         "SLURM_LOCALID": "3",
         "SLURM_JOB_NODELIST": "gpu[04-05]",
@@ -133,9 +172,9 @@ def test_slurms_variables_become_torchruns() -> None:
     "environment",
     [
         {},
-        {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"},
-        {"SLURM_NTASKS": "4"},
-        {"RANK": "0", "SLURM_NTASKS": "4", "SLURM_PROCID": "1"},
+        {"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"},
+        {"SLURM_NTASKS": "4", "SLURM_PROCID": "0"},
+        {"RANK": "0", "SLURM_NTASKS": "4", "SLURM_PROCID": "1", "SLURM_STEP_ID": "0"},
     ],
 )
 def test_outside_srun_and_under_torchrun_nothing_is_set(environment: dict[str, str]) -> None:

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Sequence
-from difflib import get_close_matches
 from fnmatch import fnmatch
 from os import PathLike
 from pathlib import Path
@@ -24,6 +23,7 @@ from polaformer.backbones.mechanisms import mechanism_of_stages
 from polaformer.backbones.pvt import PVT
 from polaformer.backbones.pvt_v2 import PVTv2
 from polaformer.backbones.swin import Swin
+from polaformer.errors import nearest
 
 
 class Features(FeatureGetterNet):
@@ -166,8 +166,7 @@ default_cfgs = generate_default_cfgs({name: _default_cfg(variant) for name, vari
 def check_name(name: str) -> None:
     """Raises ValueError unless there is a model of that name."""
     if not isinstance(name, str) or name not in MODELS:
-        near = get_close_matches(str(name), MODELS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = nearest(str(name), MODELS)
         raise ValueError(f"there is no model {name!r}; {hint}polaformer.list_models() and `polaformer models` list them")
 
 
@@ -179,6 +178,5 @@ def _check_options(name: str, options: dict[str, Any]) -> None:
     if "out_indices" in options and not options.get("features_only"):
         raise TypeError("create_model: out_indices chooses features; give features_only=True too")
     if unknown:
-        near = get_close_matches(unknown[0], known, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = nearest(unknown[0], known)
         raise TypeError(f"create_model: {name} does not take {', '.join(unknown)}; {hint}it takes {', '.join(known)}")

@@ -38,8 +38,9 @@ class Evaluate:
     """The data, as for train; those of the run unless given."""
     split: Literal["val", "train"] = "val"
     """Which part of the data."""
-    resize: Literal["square", "shorter", "as trained"] = "as trained"
-    """How images become squares: squeezed (the authors'), or cut after the shorter side was resized (the usual)."""
+    resize: Literal["square", "shorter"] | None = None
+    """How images become squares: squeezed (the authors'), or cut after the shorter side was resized (the usual); as trained
+    unless given."""
     img_size: Annotated[int | None, tyro.conf.arg(metavar="PIXELS")] = None
     """Height and width of what the model sees; as trained unless given."""
     crop_pct: Annotated[float | None, tyro.conf.arg(metavar="SHARE")] = None
@@ -104,7 +105,7 @@ class Evaluate:
             if not runs:
                 raise UsageError(f"{self.checkpoint} belongs to no run, so its data are not known; give them with --data")
             recipe = recipe_of(runs[0])[1]
-            data, share = recipe.data or DIGITS, recipe.val_share
+            data, share = DIGITS if recipe.data is None else recipe.data, recipe.val_share
         found = open_data(data, val_share=share)
         return found.val if self.split == "val" else found.train
 
@@ -117,7 +118,7 @@ class Evaluate:
             )
 
     def _preprocessing(self, stored: "Preprocessing") -> "Preprocessing":
-        found = stored if self.resize == "as trained" else replace(stored, resize=self.resize)
+        found = stored if self.resize is None else replace(stored, resize=self.resize)
         found = found if self.img_size is None else replace(found, img_size=(self.img_size, self.img_size))
         return found if self.crop_pct is None else replace(found, crop_pct=self.crop_pct)
 

@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Protocol
 
 import tyro
@@ -23,7 +22,8 @@ from polaformer.cli.output import print_all, print_line
 from polaformer.cli.predict import Predict
 from polaformer.cli.resume import Resume
 from polaformer.cli.train import Train
-from polaformer.errors import CannotWriteError, DataError
+from polaformer.errors import CannotWriteError, DataError, nearest
+from polaformer.training.slurm import slurm_variables
 
 
 class Command(Protocol):
@@ -52,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `polaformer` with the arguments, those of the process unless given, and returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     _never_fail_on_characters()
+    os.environ.update(slurm_variables(os.environ))  # before anything asks which of several processes this is
     if arguments is None and hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `polaformer … | head` ends quietly, as other tools do
     name = _command_name(words)
@@ -107,8 +108,7 @@ def _what_is_wrong(group: str, rest: Sequence[str]) -> str:
     help_command = " ".join(["polaformer", *group.split(), "--help"])
     if not rest:
         return f"no command given; choose one of: {', '.join(names)} ({help_command} says more)"
-    near = get_close_matches(rest[0], names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    hint = nearest(rest[0], names)
     return f"there is no command {rest[0]!r}; {hint}choose one of: {', '.join(names)} ({help_command} says more)"
 
 

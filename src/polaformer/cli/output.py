@@ -76,10 +76,13 @@ def print_all(*parts: Table | str) -> None:
 
 def _print_table(table: Table) -> None:
     """In the width of the terminal; as wide as it needs to be where there is none, as in a pipe or a file."""
-    console = Console()
+    # What stands in tables may be names of files and classes: no markup, no smileys.
+    console = Console(markup=False, emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        wide = Console(width=1000)
-        console = Console(width=max(console.width, Measurement.get(wide, wide.options, table).maximum))
+        wide = Console(markup=False, emoji=False, width=1000)
+        console = Console(
+            markup=False, emoji=False, width=max(console.width, Measurement.get(wide, wide.options, table).maximum)
+        )
     console.print(table)
 
 

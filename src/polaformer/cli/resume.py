@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -28,6 +28,10 @@ class Resume:
     """Where the data lie now, if they were moved."""
     num_workers: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Processes that read data; as before unless given."""
+    on_bad_image: Literal["error", "skip"] | None = None
+    """What an image that cannot be read does from now on; as before unless given."""
+    max_bad_share: Annotated[float | None, tyro.conf.arg(metavar="SHARE")] = None
+    """Share of an epoch's images that may be skipped; as before unless given."""
     replay: bool = False
     """Do not train: run the batch again at which the loss was not finite, and say what it does."""
     json: bool = False
@@ -42,19 +46,19 @@ class Resume:
         from polaformer.recipes.running import recipe_of, resume
 
         _, recipe = recipe_of(self.folder)
+        names = ("data", "num_workers", "on_bad_image", "max_bad_share")
+        changes = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.replay:
-            return self._replay()
-        given = {"data": self.data, "num_workers": self.num_workers}
-        changes = {name: value for name, value in given.items() if value is not None}
+            return self._replay(changes)
         with TrainingView(recipe.name, recipe.batch_size, recipe.epochs + recipe.cooldown_epochs) as view:
             finished = resume(self.folder, view, changes)
         report(finished, finished.job.recipe, command="resume", json=self.json)
         return 0
 
-    def _replay(self) -> int:
+    def _replay(self, changes: dict[str, Any]) -> int:
         from polaformer.recipes.running import replay
 
-        found = replay(self.folder)
+        found = replay(self.folder, changes)
         if not found:
             raise DataError(f"{self.folder} has no batch of a diverged step; there is nothing to replay")
         records: list[dict[str, Any]] = []

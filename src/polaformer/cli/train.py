@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from polaformer.cli.errors import UsageError
-from polaformer.cli.output import load, new_table, print_all, print_json
+from polaformer.cli.output import load, new_table, print_all, print_json, print_line
 from polaformer.cli.training_view import TrainingView
-from polaformer.errors import SettingsError
 from polaformer.extras import require
 from polaformer.recipes.classification import Classification
 from polaformer.recipes.options import as_values, with_words
@@ -22,6 +21,7 @@ from polaformer.recipes.registry import RECIPES, find
 if TYPE_CHECKING:
     from polaformer.recipes.jobs import ClassificationJob
 
+DIGITS = "digits"
 OTHERS: dict[str, Any] = {"out": str, "dry_run": bool, "json": bool}
 
 
@@ -80,8 +80,10 @@ class _Training:
 
     def run(self) -> int:
         require("train", "accelerate", "tensorboard", "matplotlib")
-        if (self.recipe.data or "digits") == "digits":
+        if self.recipe.data in (None, DIGITS):
             require("train", "sklearn")
+        if self.recipe.data is None:
+            print_line("no --data given: the 1,797 bundled handwritten digits are trained on", stderr=True)
         load("polaformer.recipes.running")
         return self._explain() if self.dry_run else self._train()
 
@@ -98,9 +100,13 @@ class _Training:
         return 0
 
     def _explain(self) -> int:
+        from polaformer.training.processes import start
+        from polaformer.training.run import Run
+
         job = self.recipe.job()
-        if self.out and Path(self.out).exists() and any(Path(self.out).iterdir()):
-            raise SettingsError(f"--out {self.out} is not empty; give another folder")
+        start(self.recipe.precision)
+        if self.out:
+            Run.check_new(Path(self.out))
         needs = _needs(self.recipe, job)
         if self.json:
             print_json({"command": "train", "recipe": self.recipe.name, "options": as_values(self.recipe), "needs": needs})

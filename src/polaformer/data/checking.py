@@ -13,6 +13,7 @@ from polaformer.data.sources import Data, Source
 from polaformer.errors import DataError, ImageError
 
 FORMAT = "polaformer-data-1"
+AT_ONCE = 1024
 
 
 class Problem(NamedTuple):
@@ -75,9 +76,10 @@ def write_manifest(path: Path, digests: Mapping[str, str]) -> None:
 def _look_at_all(source: Source, num_workers: int, advance: Callable[[], object]) -> list[Looked]:
     found = []
     with ThreadPoolExecutor(num_workers) as pool:
-        for looked in pool.map(lambda index: _look(source, index), range(len(source))):
-            found.append(looked)
-            advance()
+        for start in range(0, len(source), AT_ONCE):  # a pool takes all its work at once
+            for looked in pool.map(lambda index: _look(source, index), range(start, min(start + AT_ONCE, len(source)))):
+                found.append(looked)
+                advance()
     return found
 
 

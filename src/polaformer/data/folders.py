@@ -18,8 +18,8 @@ class Folder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.classes = class_folders(root)
-        files = [(path, label) for label, name in enumerate(self.classes) for path in images_below(root / name)]
-        self.paths = [path for path, _ in files]
+        files = [(f"{name}/{path}", label) for label, name in enumerate(self.classes) for path in images_below(root / name)]
+        self.paths = [path for path, _ in files]  # below the root, as texts: there may be millions
         self.labels = [label for _, label in files]
 
     def __len__(self) -> int:
@@ -27,15 +27,15 @@ class Folder:
 
     def name(self, index: int) -> str:
         """The path below the root."""
-        return shown(self.paths[index].relative_to(self.root).as_posix())
+        return shown(self.paths[index])
 
     def read(self, index: int, channels: int) -> Image:
         """The image."""
-        return read_image(self.paths[index], channels=channels)
+        return read_image(self.root / self.paths[index], channels=channels)
 
     def content(self, index: int) -> bytes:
         """The bytes of the file."""
-        return read_file(self.paths[index])
+        return read_file(self.root / self.paths[index])
 
 
 def split_folders(root: Path) -> tuple[Path, Path | None]:
@@ -57,23 +57,23 @@ def class_folders(root: Path) -> tuple[str, ...]:
     return tuple(entry.name for entry in _entries(root) if _is_folder(entry) and not entry.name.startswith("."))
 
 
-def images_below(folder: Path) -> list[Path]:
-    """The files with the extension of an image, at any depth, sorted; links are followed, but not round in circles."""
-    found: list[Path] = []
+def images_below(folder: Path) -> list[str]:
+    """The paths of images below a folder, at any depth, sorted; links are followed, but not round in circles."""
+    found: list[str] = []
     # A link to a folder that this one lies in would make all classes one.
-    waiting, seen = [folder], {os.path.realpath(above) for above in folder.absolute().parents}
+    waiting, seen = [""], {os.path.realpath(above) for above in folder.absolute().parents}
     while waiting:
-        current = waiting.pop()
-        where = os.path.realpath(current)
+        below = waiting.pop()
+        where = os.path.realpath(folder / below)
         if where in seen:
             continue
         seen.add(where)
-        for entry in _entries(current):
+        for entry in _entries(folder / below):
             if _is_folder(entry):
-                waiting.append(Path(entry.path))
+                waiting.append(f"{below}{entry.name}/")
             elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:
-                found.append(Path(entry.path))
-    return sorted(found, key=lambda path: os.fsencode(path.relative_to(folder).as_posix()))
+                found.append(f"{below}{entry.name}")
+    return sorted(found, key=os.fsencode)
 
 
 def _open(root: Path) -> Folder:

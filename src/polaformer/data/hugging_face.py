@@ -1,5 +1,6 @@
 """Data sets in the form of Hugging Face, from a folder of this machine, through timm's reader."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,9 @@ class HuggingFace:
 def open_splits(folder: str) -> tuple[HuggingFace, HuggingFace | None]:
     """The training split, and the validation or test split where there is one; raises DataError. Nothing is downloaded."""
     require("data", "datasets")
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # a data set may name files in the network
     root = Path(folder)
-    if not root.is_dir():
+    if not folder or not root.is_dir():
         raise DataError(f"there is no folder {folder}; download the data set first, and give its folder after hfds:")
     splits = _split_names(root)
     if "train" not in splits:

@@ -100,6 +100,12 @@ def batches(
             if isinstance(batch, DataError):
                 raise batch
             yield batch
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise DataError(
+            "a process that reads data was ended by the system, perhaps for want of memory; use fewer (--num-workers)"
+        ) from error
     finally:
         # They ignore signals, so they have to be told; an exception on its way out may keep the iterator alive.
         if num_workers:

@@ -1,5 +1,7 @@
 """What every kind of data looks like from outside, and how the user's word for it is understood."""
 
+import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -112,6 +114,23 @@ def _kind(path: Path) -> tuple[bool, bool]:
         return path.is_dir(), path.is_file()
     except OSError as error:
         raise DataError(f"{shown(path)} cannot be read: {error.strerror}; check the path and its permissions") from error
+
+
+def absolute(spec: str) -> str:
+    """The same data, named so that it holds from any folder."""
+    if spec == DIGITS:
+        return spec
+    if spec.startswith(HUGGING_FACE):
+        return HUGGING_FACE + os.path.abspath(spec.removeprefix(HUGGING_FACE))
+    return os.path.abspath(spec)
+
+
+def digest_of_names(source: Source) -> str:
+    """A digest of the names and labels of all images, in their order, and of the classes."""
+    digest = hashlib.sha256("\n".join(source.classes).encode("utf-8", "backslashreplace"))
+    for index, label in enumerate(source.labels):
+        digest.update(f"{source.name(index)}\0{label}\n".encode("utf-8", "backslashreplace"))
+    return digest.hexdigest()
 
 
 def _held_out(source: Source, share: float) -> Data:

@@ -1,7 +1,6 @@
 """A training of image classification: every number of it in one frozen dataclass, one a line."""
 
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Suppress
@@ -32,7 +31,7 @@ class Classification(Settings):
     on_bad_image: str = "error"
     """What an image that cannot be read does: error ends the run, skip takes another one in its place."""
     max_bad_share: float = 0.001
-    """Share of an epoch's images that may be skipped before the run ends."""
+    """Share of an epoch's images that may be skipped before the run ends; one may be in any case."""
     model: str = "pola_swin_tiny"
     """One of `polaformer models`."""
     attention: str | None = None
@@ -54,7 +53,7 @@ class Classification(Settings):
     drop_path_rate: float | None = None
     """Largest share of residual branches that is dropped."""
     checkpoint: str | None = None
-    """Weights to start from; a classifier for other classes is left out, and tables are resized."""
+    """Weights to start from (a file, a run or a checkpoint): a classifier for other classes is left out, tables are resized."""
     resize: str = "square"
     """How evaluation shapes images: square squeezes them, as the authors do; shorter cuts them, as is usual."""
     crop_pct: float = 0.875
@@ -156,9 +155,3 @@ class Classification(Settings):
 def option_names(recipe: type[Classification] | Classification) -> list[str]:
     """The fields that a user may change."""
     return [field.name for field in fields(recipe) if field.name not in ABOUT]
-
-
-def nearest(word: str, names: list[str]) -> str:
-    """ "did you mean …? " or nothing."""
-    near = get_close_matches(word, names, n=1)
-    return f"did you mean {near[0]!r}? " if near else ""

@@ -43,6 +43,7 @@ ROWS = {
     "pola_swin_small": Row(1024, 5.0, 83.6),
     "pola_swin_base": Row(512, 5.0, 83.8),
 }
+RELEASED = ("pola_pvt_tiny", "pola_pvt_small", "pola_pvt_medium", "pola_pvt_large", "pola_swin")
 FINE_TUNED = {"pola_swin_tiny_384": None, "pola_swin_small_384": 84.7, "pola_swin_base_384": None}
 
 
@@ -54,7 +55,7 @@ def _expected(top1: float | None, epochs: int) -> str:
     if top1 is None:
         return "the paper has no number for this model"
     said = f"{top1} % top-1 on the 50,000 validation images, as the paper says"
-    return said if epochs == 400 else f"{said} for 400 epochs; the released configuration has {epochs}"
+    return said if epochs == 400 else f"{said} for 400 epochs; this has {epochs}"
 
 
 def _paper(model: str, row: Row) -> Classification:
@@ -66,14 +67,21 @@ def _paper(model: str, row: Row) -> Classification:
         epochs=400,
         batch_size=row.batch_size,
         clip_norm=row.clip_norm,
+        warmup_lr=1e-6 if "pvt" in model else 5e-7,
+        min_lr=1e-5 if "pvt" in model else 5e-6,
     )
 
 
 def _released(model: str, row: Row) -> Classification:
     recipe = replace(_paper(model, row), name=_recipe_name(model, "-300"), expected=_expected(row.top1, 300), epochs=300)
     if "pvt" in model:
-        recipe = replace(recipe, warmup_epochs=5, cooldown_epochs=10, warmup_lr=1e-6, min_lr=1e-5)
-    return replace(recipe, paper=f"{recipe.paper.split(', 400')[0]}; the released configuration's 300 epochs")
+        recipe = replace(recipe, warmup_epochs=5, cooldown_epochs=10)
+    whose = "the released configuration" if model.startswith(RELEASED) else f"nothing was released; as {_like(model)}"
+    return replace(recipe, paper=f"{recipe.paper.split(', 400')[0]}; 300 epochs: {whose}")
+
+
+def _like(model: str) -> str:
+    return "FLatten's PVTv2" if "pvt" in model else "the authors' Swin"
 
 
 def _fine_tuned(model: str, top1: float | None) -> Classification:

@@ -1,6 +1,7 @@
 """What a recipe makes: data, model and task, ready for the loop."""
 
 from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 
 import torch
 from timm.data import Mixup
@@ -21,6 +22,7 @@ from polaformer.recipes.classification import Classification
 from polaformer.tasks import classification
 from polaformer.tasks.classifier import Classifier, describe
 from polaformer.training.optim import check_optimizer
+from polaformer.training.run import weights_of
 
 
 class ClassificationJob:
@@ -30,7 +32,9 @@ class ClassificationJob:
         self.recipe = recipe
         checks = [lambda: check_optimizer(recipe.optimizer), lambda: _build(recipe, 2, "meta"), lambda: _augmentation(recipe)]
         _raise_all(recipe.problems(), checks)
-        self.data = open_data(recipe.data or DIGITS, val_share=recipe.val_share) if data is None else data
+        self.data = (
+            open_data(DIGITS if recipe.data is None else recipe.data, val_share=recipe.val_share) if data is None else data
+        )
         self.order = Order(len(self.data.train), recipe.batch_size, recipe.seed)
         self.steps_per_epoch = self.order.steps_per_epoch
         if not self.steps_per_epoch:
@@ -83,7 +87,7 @@ class ClassificationJob:
         """How many images of an epoch may be skipped; None where the first one ends the run."""
         if self.recipe.on_bad_image == "error":
             return None
-        return int(self.recipe.max_bad_share * self.steps_per_epoch * self.recipe.batch_size)
+        return max(1, int(self.recipe.max_bad_share * self.steps_per_epoch * self.recipe.batch_size))
 
     def metadata(self) -> dict[str, str]:
         """What the files of weights say besides the weights: how the model is made, its classes, its images."""
@@ -103,8 +107,9 @@ class ClassificationJob:
         reseed(derive("initialisation", self.recipe.seed))
         model = _build(self.recipe, len(self.data.classes), "cpu")
         if self.recipe.checkpoint is not None:
-            other_classes = num_classes_of(read_state_dict(self.recipe.checkpoint)) != len(self.data.classes)
-            load_checkpoint(model, self.recipe.checkpoint, reset_head=other_classes)
+            weights = weights_of(Path(self.recipe.checkpoint))
+            other_classes = num_classes_of(read_state_dict(weights)) != len(self.data.classes)
+            load_checkpoint(model, weights, reset_head=other_classes)
         return model
 
     def _mixup(self) -> Mixup | None:
@@ -125,8 +130,9 @@ def _build(recipe: Classification, num_classes: int, device: str) -> nn.Module:
     try:
         with torch.device(device):
             model = create_model(recipe.model, num_classes=num_classes, **recipe.model_options())
-    except (ValueError, TypeError) as error:
-        raise SettingsError(f"model {recipe.model}: {error}") from error
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        # RuntimeError: PyTorch's, for more memory than there is.
+        raise SettingsError(f"model {recipe.model}: {str(error).splitlines()[0]}") from error
     assert isinstance(model, Backbone)
     return model
 
@@ -138,9 +144,10 @@ def _preprocessing(recipe: Classification) -> Preprocessing:
 
 
 def _augmentation(recipe: Classification) -> Transform:
+    preprocessing = _preprocessing(recipe)
     try:
         return training_transform(
-            _preprocessing(recipe),
+            preprocessing,
             scale=recipe.crop_scale,
             ratio=recipe.crop_ratio,
             hflip=recipe.hflip,

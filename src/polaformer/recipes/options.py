@@ -6,8 +6,8 @@ from dataclasses import replace
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from polaformer.errors import SettingsError
-from polaformer.recipes.classification import Classification, nearest, option_names
+from polaformer.errors import SettingsError, nearest
+from polaformer.recipes.classification import Classification, option_names
 
 
 def with_words(
@@ -126,7 +126,10 @@ def _from_json(hint: Any, value: Any) -> Any:
         return _tuple(kind, [_from_json(get_args(kind)[0], one) for one in value])
     if isinstance(value, bool) is not (kind is bool) or not isinstance(value, int | float if kind is float else kind):
         raise ValueError
-    return kind(value)
+    try:
+        return kind(value)
+    except OverflowError as error:
+        raise ValueError from error
 
 
 def _tuple(kind: Any, values: list[Any]) -> tuple[Any, ...]:

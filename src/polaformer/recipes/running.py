@@ -9,6 +9,7 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
+from polaformer.data.sources import absolute, digest_of_names
 from polaformer.errors import DataError
 from polaformer.recipes.classification import Classification
 from polaformer.recipes.jobs import ClassificationJob
@@ -75,25 +76,23 @@ def recipe_of(folder: Path) -> tuple[Run, Classification]:
 
 def _from_anywhere(recipe: Classification) -> dict[str, Any]:
     """The options of a recipe, with paths that hold from any folder."""
-    paths = {
-        name: os.path.abspath(path)
-        for name in ("data", "checkpoint")
-        if (path := getattr(recipe, name)) and os.path.exists(path)
-    }
-    return as_values(recipe) | paths
+    checkpoint = None if recipe.checkpoint is None else os.path.abspath(recipe.checkpoint)
+    return as_values(recipe) | {"data": None if recipe.data is None else absolute(recipe.data), "checkpoint": checkpoint}
 
 
 def _seen(job: ClassificationJob) -> dict[str, Any]:
     """What a run remembers of its data, to know them again."""
-    return {"data": {"train": len(job.data.train), "val": len(job.data.val), "classes": list(job.data.classes)}}
+    parts = {"train": job.data.train, "val": job.data.val}
+    digests = {name: digest_of_names(source) for name, source in parts.items()}
+    return {"data": {"images": {name: len(source) for name, source in parts.items()}, "names": digests}}
 
 
 def _check_data(folder: Path, job: ClassificationJob) -> None:
     before, now = Run.open(folder)[1].get("data"), _seen(job)["data"]
-    if before is not None and before != now:
-        was, has = ({**one, "classes": len(one["classes"])} if isinstance(one, dict) else one for one in (before, now))
+    if isinstance(before, dict) and before != now:
         raise DataError(
-            f"the data are not those that {folder} was begun with: it had {was}, now there are {has}; give them with --data"
+            f"the data are not those that {folder} was begun with: there were {before.get('images')} images, now there are "
+            f"{now['images']}, or they have other names or classes; give the same with --data, or train anew"
         )
 
 
@@ -114,9 +113,10 @@ def _finish(training: Training, job: ClassificationJob) -> Finished:
     return Finished(training.run, job, classifier, counts, training.is_main)
 
 
-def replay(folder: Path) -> dict[Path, Replay]:
+def replay(folder: Path, changes: Mapping[str, Any] | None = None) -> dict[Path, Replay]:
     """Every batch that a run left behind when it diverged, run again with the weights of that step; {} if there is none."""
     run, recipe = recipe_of(folder)
+    recipe = replace(recipe, **dict(changes or {}), checkpoint=None)
     left = sorted((folder / divergence.FOLDER).glob("*.safetensors"))
     if not left:
         return {}

@@ -32,7 +32,7 @@ class Classification:
         """The mean cross-entropy of the batch, of mixed images against mixed labels where there is mixup."""
         if self.mixup is None:
             return F.cross_entropy(_wide(model(batch.images)), batch.labels, label_smoothing=self.smoothing)
-        images, targets = self.mixup(batch.images, batch.labels)
+        images, targets = self.mixup(batch.images.clone(), batch.labels)  # it mixes in place, and the batch may be used again
         logits = _wide(model(images))
         return F.cross_entropy(logits, targets.to(logits.dtype))
 
@@ -67,7 +67,7 @@ class Counts:
         self.confusion += torch.bincount(places, minlength=self.num_classes**2).view_as(self.confusion)
 
     def summed(self, reduce: Callable[[Tensor], Tensor]) -> "Counts":
-        """The counts of all processes, given what sums a tensor of float64 over them; the list of images stays one's own."""
+        """The counts of all processes, given what sums a tensor of float64 over them; the list of images is one's own."""
         scalars = torch.tensor([float(self.top5), self.loss], dtype=torch.float64)
         total = reduce(torch.cat([scalars, self.confusion.flatten().double()]))
         found = Counts(self.num_classes, int(total[0]), float(total[1]), self.bad)

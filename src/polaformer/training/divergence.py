@@ -60,6 +60,7 @@ def replay(engine: Engine, parts: Sequence[Batch], about: dict[str, Any]) -> Rep
     """The same loss and gradients once more, with the weights that the engine has; nothing is updated."""
     reseed(derive("step", about["seed"], about["step"], about["rank"]))
     model: nn.Module = engine.inner.train()
+    model.zero_grad(set_to_none=True)
     losses: list[Tensor] = []
     for part in parts:
         with engine.accelerator.autocast():

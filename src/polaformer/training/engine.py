@@ -20,7 +20,7 @@ from polaformer.data.randomness import derive, reseed
 from polaformer.data.samples import Batch
 from polaformer.training.checkpoint import DamagedError
 from polaformer.training.evaluation import Task, count, moved
-from polaformer.training.optim import Schedule, create_optimizer, restore_state, state_numbers, state_tensors
+from polaformer.training.optim import Schedule, create_optimizer, restore_state, state_of
 from polaformer.training.processes import sum_over, use_deterministic_algorithms
 from polaformer.training.settings import Settings
 
@@ -94,7 +94,7 @@ class Engine:
         loss, broken, stopping = sum_over(self.accelerator, shared).tolist()
         loss /= self.accelerator.num_processes
         # The scaler of fp16 skips updates with gradients that are not finite, and carries on with a smaller scale.
-        if broken or not (isfinite(grad_norm) or self.accelerator.scaler is not None):
+        if broken or not (isfinite(grad_norm) or self._scaler_can_help()):
             self.optimizer.zero_grad()
             raise NonFiniteError(loss, grad_norm, lr, not isfinite(mine) or not broken)
         self.optimizer.step()
@@ -102,6 +102,11 @@ class Engine:
         if self.ema is not None:
             self.ema.update(self.inner, step=step)
         return Update(loss, grad_norm, lr, stopping > 0)
+
+    def _scaler_can_help(self) -> bool:
+        """Whether a smaller scale of fp16 may make the gradient finite again."""
+        scaler = self.accelerator.scaler
+        return scaler is not None and scaler.get_scale() >= 1
 
     def _warm_up(self, part: Batch) -> None:
         """A backward pass for nothing, once in a process that has company.
@@ -138,17 +143,18 @@ class Engine:
     def files(self, progress: Progress, metadata: dict[str, str], *, seconds: float) -> dict[str, bytes]:
         """All that a resumed run needs, as the files of a checkpoint."""
         scaler = self.accelerator.scaler
+        memory, numbers = state_of(self.raw_optimizer, self.inner)
         state = {
             "progress": asdict(progress),
             "processes": self.accelerator.num_processes,
-            "optimizer": state_numbers(self.raw_optimizer),
+            "optimizer": numbers,
             "wall": {"seconds": seconds},
             "scaler": scaler.state_dict() if scaler is not None else None,
         }
         found = {
             "state.json": (json.dumps(state, indent=1, sort_keys=True) + "\n").encode(),
             "model.safetensors": save(_tensors(self.inner), metadata),
-            "optimizer.safetensors": save(state_tensors(self.raw_optimizer, self.inner)),
+            "optimizer.safetensors": save(memory),
         }
         if self.ema is not None:
             found["ema.safetensors"] = save(_tensors(self.ema.module), metadata)

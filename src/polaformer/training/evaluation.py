@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from polaformer.data.samples import Batch
@@ -30,7 +31,10 @@ def count(model: nn.Module, task: Task, batches: Iterable[Batch], accelerator: A
     with accelerator.autocast():
         for batch in batches:
             counts.add(model, moved(batch, model, accelerator))
-    return counts.summed(lambda values: sum_over(accelerator, values))
+    total = counts.summed(lambda values: sum_over(accelerator, values))
+    if accelerator.num_processes > 1:
+        total.bad = sorted(gather_object(total.bad))
+    return total
 
 
 def moved(batch: Batch, model: nn.Module, accelerator: Accelerator) -> Batch:

@@ -32,7 +32,9 @@ class Journal:
     def write(self, record: dict[str, Any]) -> None:
         """Appends one line."""
         line = (json.dumps(record, sort_keys=True, allow_nan=False) + "\n").encode()
-        os.write(self.handle, line)
+        rest = memoryview(line)
+        while len(rest):
+            rest = rest[os.write(self.handle, rest) :]
         self.size += len(line)
 
     def sync(self) -> None:

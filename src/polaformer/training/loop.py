@@ -14,7 +14,7 @@ from accelerate.utils import gather_object
 from torch import nn
 
 from polaformer.data.samples import Batch
-from polaformer.errors import DataError, DivergedError, StoppedError
+from polaformer.errors import DataError, DivergedError, ImageError, StoppedError
 from polaformer.training import checkpoint, divergence
 from polaformer.training.engine import Engine, NonFiniteError, Progress, Update, taken
 from polaformer.training.evaluation import Task
@@ -77,6 +77,7 @@ class Training:
         self.engine = Engine(job.model, job.task, settings, job.steps_per_epoch, accelerator)
         self.progress, self.seconds, self.saved = Progress(), 0.0, -1
         self.stop = Stop()
+        self.problem: DataError | None = None  # what this process cannot read
 
     def train(self) -> Any:
         """Begins or resumes, goes on to the end, and returns the counts of the last evaluation.
@@ -98,30 +99,36 @@ class Training:
     def _loop(self, batches: Iterator[Batch]) -> Any:
         counts, stopping = None, False
         self.clock = time.perf_counter()
+        waiting = self._next(batches, self.progress.step)
+        if self._anyone(self.problem is not None):
+            raise self._ended()
         while True:
             if not stopping and self._evaluation_is_due():
                 counts, stopping = self._evaluate()
             if stopping or self.progress.step == self.total:
                 break
-            stopping = self._update(self._next(batches)).stop
+            # The parts of the next update are fetched before this one, so that all processes learn in time if one has none.
+            parts, waiting = waiting, self._next(batches, self.progress.step + 1)
+            stopping = self._update(parts)
             if not stopping and self._save_is_due():
                 self._save()
         if stopping:
-            raise self._stopped()
+            raise self._ended()
         return counts
 
-    def _next(self, batches: Iterator[Batch]) -> list[Batch]:
+    def _next(self, batches: Iterator[Batch], step: int) -> list[Batch]:
+        """The parts of update `step`; none after the last, and none, and a problem to tell, where the data cannot be read."""
         try:
-            return taken(batches, self.settings.accumulation)
-        except DataError:
-            # Alone, nothing is lost; with others, they wait for this process and are ended with it.
-            if self.world == 1:
-                self._save()
-            raise
+            return taken(batches, self.settings.accumulation) if step < self.total else []
+        except DataError as error:
+            self.problem = error
+            return []
 
-    def _update(self, parts: list[Batch]) -> Update:
+    def _update(self, parts: list[Batch]) -> bool:
+        """One update and what belongs to it; returns whether the run is to end here."""
+        wants_to_end = self.stop.number > 0 or self.problem is not None
         try:
-            update = self.engine.update(parts, self.progress.step, stop=bool(self.stop.number))
+            update = self.engine.update(parts, self.progress.step, stop=wants_to_end)
         except NonFiniteError as error:
             raise self._diverged(parts, error) from error
         self.progress.step += 1
@@ -133,29 +140,29 @@ class Training:
         ends_epoch = self.progress.step % self.job.steps_per_epoch == 0
         if self.progress.step % self.settings.log_every == 0 or ends_epoch:
             self._log_update(update)
-        if ends_epoch:
-            self._log_bad_images()
-        return update
+        too_many = ends_epoch and self._log_bad_images()
+        return update.stop or too_many
 
     def _log_update(self, update: Update) -> None:
         record = {"kind": "train", "loss": self.progress.loss / self.progress.updates}
         self.progress.loss, self.progress.updates = 0.0, 0
         self._log(record | {"grad_norm": update.grad_norm, "lr": update.lr})
 
-    def _log_bad_images(self) -> None:
-        """At the end of an epoch, lists the images that could not be used; raises DataError if there were too many."""
+    def _log_bad_images(self) -> bool:
+        """At the end of an epoch, lists the images that could not be used; returns whether there were too many."""
         most = self.job.most_bad()
         if most is None:
-            return
+            return False
         bad, self.progress.bad = sorted(self._gathered(self.progress.bad)), []
         if bad:
             self._log({"kind": "bad images", "images": bad})
             self.watch("bad images", {"images": bad})
         if len(bad) > most:
-            raise DataError(
+            self.problem = DataError(
                 f"{len(bad)} images of this epoch could not be used, more than the {most} allowed (--max-bad-share); first: "
                 f"{bad[0]}. `polaformer check` lists them all"
             )
+        return len(bad) > most
 
     def _evaluation_is_due(self) -> bool:
         step, every = self.progress.step, self.settings.eval_every * self.job.steps_per_epoch
@@ -166,13 +173,11 @@ class Training:
         self._tick(running=True)
         self.watch("evaluation", {"step": self.progress.step})
         with closing(self.job.evaluation_batches(self.rank, self.world)) as batches:
-            counts = self.engine.count(_until(batches, self.stop))
-        stops = sum_over(self.accelerator, torch.tensor([float(self.stop.number > 0)], dtype=torch.float64))
-        if float(stops) > 0:
+            counts = self.engine.count(self._until_end(batches))
+        if self._anyone(self.stop.number > 0 or self.problem is not None):
             return None, True
         self._tick(running=False)
-        unreadable = len(self._gathered(counts.bad)) if self.job.most_bad() is not None else 0
-        self._log({"kind": "eval", **counts.record(), "unreadable": unreadable})
+        self._log({"kind": "eval", **counts.record(), "unreadable": len(counts.bad)})
         self.progress.evaluated = self.progress.step
         if self.is_main:
             with writing(self.run.folder):
@@ -240,14 +245,16 @@ class Training:
             self.journal = stack.enter_context(closing(Journal(self.run.folder, self.progress.journal)))
             self.board = stack.enter_context(closing(Board(self.run.folder, self.progress.step + 1)))
 
-    def _stopped(self) -> StoppedError:
+    def _ended(self) -> StoppedError | DataError:
+        """Saves, and says why the run ends before its end: a signal, or data that cannot be read, in any of the processes."""
         self._save()
+        go_on = f"saved at step {self.progress.step} of {self.total}; go on with `polaformer resume {self.run.folder}`"
+        problems = self._gathered([] if self.problem is None else [str(self.problem)])
+        if problems:
+            kind = ImageError if isinstance(self.problem, ImageError) else DataError
+            return kind(f"{problems[0]} (the run is {go_on}, which also takes --on-bad-image skip)")
         number = self.stop.number or signal.SIGTERM
-        name = signal.Signals(number).name
-        return StoppedError(
-            f"{name}: saved at step {self.progress.step} of {self.total}; go on with `polaformer resume {self.run.folder}`",
-            number,
-        )
+        return StoppedError(f"{signal.Signals(number).name}: {go_on}", number)
 
     def _diverged(self, parts: list[Batch], error: NonFiniteError) -> DivergedError:
         step = self.progress.step
@@ -262,6 +269,20 @@ class Training:
             "--lr, a longer --warmup-epochs or a --clip-norm may help"
         )
 
+    def _anyone(self, here: bool) -> bool:
+        """Whether it is so in any of the processes."""
+        return float(sum_over(self.accelerator, torch.tensor([float(here)], dtype=torch.float64))) > 0
+
+    def _until_end(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches, until there is a reason to end the run."""
+        try:
+            for batch in batches:
+                if self.stop.number:
+                    return
+                yield batch
+        except DataError as error:
+            self.problem = error
+
     def _gathered(self, lines: list[str]) -> list[str]:
         return list(gather_object(lines)) if self.world > 1 else lines
 
@@ -270,10 +291,3 @@ class Training:
         now = time.perf_counter()
         self.seconds += (now - self.clock) if running else 0.0
         self.clock = now
-
-
-def _until(batches: Iterator[Batch], stop: Stop) -> Iterator[Batch]:
-    for batch in batches:
-        if stop.number:
-            return
-        yield batch

@@ -1,11 +1,13 @@
 """The optimiser and the schedule, both timm's."""
 
+from typing import Any
+
 import torch
 from timm.optim import create_optimizer_v2, list_optimizers
 from timm.scheduler import CosineLRScheduler
 from torch import Tensor, nn
 
-from polaformer.errors import SettingsError
+from polaformer.errors import SettingsError, nearest
 from polaformer.training.settings import Settings
 
 
@@ -17,13 +19,19 @@ def create_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimi
 
 
 def check_optimizer(name: str) -> None:
-    """Raises SettingsError unless timm has an optimiser of that name."""
-    from difflib import get_close_matches
-
+    """Raises SettingsError unless timm has an optimiser of that name that works here and whose memory can be saved."""
     if name not in list_optimizers():
-        near = get_close_matches(name, list_optimizers(), n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise SettingsError(f"optimizer is {name!r}; {hint}timm.optim.list_optimizers() lists them")
+        raise SettingsError(f"optimizer is {name!r}; {nearest(name, list_optimizers())}timm.optim.list_optimizers() lists them")
+    trial = nn.Linear(2, 2)
+    try:
+        optimizer = create_optimizer_v2(trial, opt=name, lr=1e-3, weight_decay=0.01)
+        trial(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        restore_state(optimizer, trial, *state_of(optimizer, trial))
+    except Exception as error:
+        # Whatever it needs that is not here: a package, a GPU, second derivatives, another kind of memory.
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SettingsError(f"optimizer is {name!r}, which cannot be used here: {reason}; choose another") from error
 
 
 class Schedule:
@@ -51,46 +59,46 @@ class Schedule:
         return self.optimizer.param_groups[0]["lr"]
 
 
-def state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The optimiser's memory as tensors, "<parameter>/<kind>"; numbers become tensors of no dimension."""
+def state_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The optimiser's memory: tensors by "<parameter>/<kind>", and numbers, of parameters and of groups; raises TypeError."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {
-        f"{names[id(parameter)]}/{kind}": _as_tensor(value)
-        for parameter, memory in optimizer.state.items()
-        for kind, value in memory.items()
-        if value is not None
-    }
-
-
-def state_numbers(optimizer: torch.optim.Optimizer) -> list[dict[str, float]]:
-    """The numbers of each group of parameters; some optimisers count their steps there."""
-    return [
-        {name: float(value) if isinstance(value, Tensor) else value for name, value in group.items() if _is_number(value)}
-        for group in optimizer.param_groups
-    ]
-
-
-def _is_number(value: object) -> bool:
-    if isinstance(value, Tensor):
-        return value.ndim == 0
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, Any] = {"groups": [_numbers_of(group) for group in optimizer.param_groups], "parameters": {}}
+    for parameter, memory in optimizer.state.items():
+        for kind, value in memory.items():
+            key = f"{names[id(parameter)]}/{kind}"
+            if isinstance(value, Tensor):
+                tensors[key] = value.detach().contiguous()
+            elif isinstance(value, int | float):
+                numbers["parameters"][key] = value
+            elif value is not None:
+                raise TypeError(f"its memory has a {type(value).__name__}, which cannot be saved")
+    return tensors, numbers
 
 
 def restore_state(
-    optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor], numbers: list[dict[str, float]]
+    optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor], numbers: dict[str, Any]
 ) -> None:
-    """Gives the optimiser the memory of `state_tensors` and `state_numbers`."""
-    memories: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in tensors.items():
+    """Gives the optimiser the memory of `state_of`."""
+    memories: dict[str, dict[str, Any]] = {}
+    for key, value in {**tensors, **numbers["parameters"]}.items():
         name, kind = key.rsplit("/", 1)
-        memories.setdefault(name, {})[kind] = tensor
+        memories.setdefault(name, {})[kind] = value
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    order = [names[id(parameter)] for parameter in parameters]
     state = {place: memories[name] for place, name in enumerate(order) if name in memories}
-    groups = [group | mine for group, mine in zip(optimizer.state_dict()["param_groups"], numbers, strict=True)]
+    groups = [group | mine for group, mine in zip(optimizer.state_dict()["param_groups"], numbers["groups"], strict=True)]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+    for parameter, name in zip(parameters, order, strict=True):
+        for kind, value in memories.get(name, {}).items():
+            loaded = optimizer.state[parameter][kind]
+            if isinstance(value, Tensor) and loaded.dtype != value.dtype:  # PyTorch rounds memory to the parameter's precision
+                optimizer.state[parameter][kind] = value.to(loaded.device)
 
 
-def _as_tensor(value: Tensor | float) -> Tensor:
-    tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
-    return tensor.contiguous()
+def _numbers_of(group: dict[str, Any]) -> dict[str, float]:
+    """Some optimisers count their steps in their groups, as numbers or as tensors of one."""
+    scalars = {name: value for name, value in group.items() if not isinstance(value, Tensor) or value.ndim == 0}
+    found = {name: float(value) if isinstance(value, Tensor) else value for name, value in scalars.items()}
+    return {name: value for name, value in found.items() if isinstance(value, int | float) and not isinstance(value, bool)}

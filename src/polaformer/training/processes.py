@@ -1,9 +1,7 @@
 """The processes that train together, and their device and precision: accelerate's, started by torchrun or SLURM."""
 
 import os
-import re
 import warnings
-from collections.abc import Mapping, MutableMapping
 
 import torch
 from accelerate import Accelerator
@@ -11,6 +9,7 @@ from accelerate.state import AcceleratorState
 from torch import Tensor
 
 from polaformer.errors import SettingsError
+from polaformer.training.slurm import slurm_variables
 
 MIXED = {"fp32": "no", "fp64": "no", "bf16": "bf16", "fp16": "fp16"}
 
@@ -41,28 +40,3 @@ def sum_over(accelerator: Accelerator, values: Tensor) -> Tensor:
     on_device = values.to(accelerator.device)
     torch.distributed.all_reduce(on_device)
     return on_device.cpu()
-
-
-def slurm_variables(environment: Mapping[str, str] | MutableMapping[str, str]) -> dict[str, str]:
-    """What torchrun would have set, from what `srun` set; {} outside `srun` or where torchrun did it."""
-    if "RANK" in environment or int(environment.get("SLURM_NTASKS", "1")) < 2 or "SLURM_PROCID" not in environment:
-        return {}
-    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "localhost")
-    per_node = re.match(r"\d+", environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE", "1"))
-    found = {
-        "RANK": environment["SLURM_PROCID"],
-        "WORLD_SIZE": environment["SLURM_NTASKS"],
-        "LOCAL_RANK": environment.get("SLURM_LOCALID", "0"),
-        "LOCAL_WORLD_SIZE": per_node[0] if per_node else "1",
-        "MASTER_ADDR": first_host(nodes),
-        "MASTER_PORT": str(20000 + int(environment.get("SLURM_JOB_ID", "0")) % 20000),
-    }
-    return {name: value for name, value in found.items() if name not in environment}
-
-
-def first_host(nodes: str) -> str:
-    """The first host of SLURM's list: "node[007-012,20],other" is "node007"."""
-    head, bracket, rest = nodes.partition("[")
-    if not bracket or "," in head:
-        return head.split(",")[0]
-    return head + re.split(r"[-,\]]", rest)[0]

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,24 +27,30 @@ class Run:
     @staticmethod
     def create(folder: Path, config: dict[str, Any]) -> "Run":
         """A new run; raises SettingsError if there is something already, CannotWriteError if it cannot be made."""
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            hint = f"resume it with `polaformer resume {folder}`, or " if (folder / CONFIG).exists() else ""
-            raise SettingsError(f"{folder} is not empty; {hint}give another folder with --out")
+        Run.check_new(folder)
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             write_whole(folder / CONFIG, json.dumps({"version": VERSION, **config}, indent=2, sort_keys=True) + "\n")
         return Run(folder)
 
     @staticmethod
+    def check_new(folder: Path) -> None:
+        """Raises SettingsError where there is something already, CannotWriteError below a file."""
+        with writing(folder):
+            if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
+                hint = f"resume it with `polaformer resume {folder}`, or " if (folder / CONFIG).exists() else ""
+                raise SettingsError(f"{folder} is not empty; {hint}give another folder with --out")
+
+    @staticmethod
     def open(folder: Path) -> tuple["Run", dict[str, Any]]:
         """A run that exists, and its configuration; raises DataError."""
         path = folder / CONFIG
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise DataError(f"{folder} is no run: there is no {CONFIG} in it; give the folder that `polaformer train` named")
         try:
             config = json.loads(path.read_bytes())
-            if config.pop("version") != VERSION:
-                raise ValueError("it is of another version of polaformer")
+            if not isinstance(config, dict) or config.pop("version", None) is not VERSION:
+                raise ValueError("it is no configuration of this version of polaformer")
         except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise DataError(f"{path} is damaged: {error}; restore it") from error
         return Run(folder), config
@@ -58,6 +65,10 @@ class Run:
         except BlockingIOError as error:
             os.close(handle)
             raise SettingsError(f"{self.folder} is being trained by another process; wait for it, or stop it") from error
+        except OSError as error:
+            warnings.warn(
+                f"{self.folder} cannot be locked ({error.strerror}); see to it that one process trains it", stacklevel=2
+            )
         try:
             yield
         finally:

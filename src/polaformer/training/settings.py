@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from math import isfinite
 
+MOST_WORKERS = 256
+MOST = 2**40  # of anything that is counted
+LARGEST_RATE = 1e30
 PRECISIONS = ("fp32", "bf16", "fp16", "fp64")
 
 
@@ -73,18 +76,20 @@ class Settings:
         least |= {"seed": 0, "num_workers": 0, "eval_every": 1, "save_every": 1, "keep": 3, "log_every": 1}
         values = {name: getattr(self, name) for name in least}
         found = [
-            f"{name} is {value}; give a whole number of at least {least[name]}"
+            f"{name} is {value}; give a whole number of at least {least[name]}{' and below 2^40' if value > MOST else ''}"
             for name, value in values.items()
-            if value is not None and value < least[name]
+            if value is not None and not least[name] <= value <= MOST and not (name == "seed" and value > MOST)
         ]
-        return found + [f"seed is {self.seed}; give less than 2^63"] * (self.seed >= 2**63)
+        found += [f"seed is {self.seed}; give less than 2^63"] * (self.seed >= 2**63)
+        return found + [f"num_workers is {self.num_workers}; give at most {MOST_WORKERS}"] * (self.num_workers > MOST_WORKERS)
 
     def _wrong_rates(self) -> list[str]:
         found = []
         for name in ("lr", "warmup_lr", "min_lr", "weight_decay"):
             value = getattr(self, name)
-            if not (isfinite(value) and value >= 0) or (name == "lr" and value == 0):
-                found.append(f"{name} is {value}; give a number {'above' if name == 'lr' else 'of at least'} 0")
+            if not 0 <= value <= LARGEST_RATE or (name == "lr" and value == 0):
+                least = "above" if name == "lr" else "of at least"
+                found.append(f"{name} is {value}; give a number {least} 0, and at most {LARGEST_RATE:g}")
         if not found and max(self.warmup_lr, self.min_lr) > self.lr:
             found.append(f"lr is {self.lr:g}; it must not be below warmup_lr, {self.warmup_lr:g}, or min_lr, {self.min_lr:g}")
         if self.clip_norm is not None and not (isfinite(self.clip_norm) and self.clip_norm > 0):
