@@ -130,9 +130,13 @@ def _build(recipe: Classification, num_classes: int, device: str) -> nn.Module:
     try:
         with torch.device(device):
             model = create_model(recipe.model, num_classes=num_classes, **recipe.model_options())
-    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
-        # RuntimeError: PyTorch's, for more memory than there is.
-        raise SettingsError(f"model {recipe.model}: {str(error).splitlines()[0]}") from error
+    except (ValueError, TypeError) as error:
+        raise SettingsError(f"model {recipe.model}: {error}") from error
+    except (RuntimeError, OverflowError) as error:  # PyTorch's, for more memory than there is
+        reason = str(error).splitlines()[0]
+        raise SettingsError(
+            f"model {recipe.model} cannot be made: {reason}; give smaller dims, depths or mlp_ratios"
+        ) from error
     assert isinstance(model, Backbone)
     return model
 

@@ -49,8 +49,10 @@ class Run:
             raise DataError(f"{folder} is no run: there is no {CONFIG} in it; give the folder that `polaformer train` named")
         try:
             config = json.loads(path.read_bytes())
-            if not isinstance(config, dict) or config.pop("version", None) is not VERSION:
-                raise ValueError("it is no configuration of this version of polaformer")
+            if not isinstance(config, dict):
+                raise ValueError("it is no configuration")
+            if config.pop("version", None) is not VERSION:
+                raise ValueError("it is of another version of polaformer")
         except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise DataError(f"{path} is damaged: {error}; restore it") from error
         return Run(folder), config
