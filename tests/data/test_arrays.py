@@ -1,0 +1,175 @@
+"""Rows D1 and X1: array files are read whole, or refused with one DataError; nothing in them is unpickled."""
+
+import io
+import pickle
+import random
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pictures import refused
+from polaformer.data.sources import open_data
+from polaformer.errors import DataError
+
+
+def arrays(**changes: Any) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(0)
+    good = {"x_train": draw.integers(0, 256, (6, 5, 4, 3), dtype=np.uint8), "y_train": np.array([0, 1, 2, 0, 1, 2])}
+    good |= {"x_test": draw.integers(0, 256, (2, 5, 4, 3), dtype=np.uint8), "y_test": np.array([2, 0])}
+    return {name: value for name, value in (good | changes).items() if value is not None}
+
+
+def write_arrays(path: Path, **changes: Any) -> str:
+    np.savez(path, **arrays(**changes))
+    return str(path)
+
+
+def test_an_array_file_gives_its_images_labels_and_classes(tmp_path: Path) -> None:
+    found = open_data(write_arrays(tmp_path / "a.npz", classes=np.array(["ant", "bee", "cat", "dog"][:3])))
+    assert (found.classes, found.train.labels, found.val.labels) == (("ant", "bee", "cat"), [0, 1, 2, 0, 1, 2], [2, 0])
+    assert np.array_equal(np.asarray(found.train.read(4, 3)), arrays()["x_train"][4])
+    assert (found.train.name(4), found.val.name(1)) == ("train/4", "test/1")
+    assert found.train.content(4) == arrays()["x_train"][4].tobytes()
+
+
+def test_an_array_file_may_be_grey_compressed_and_without_a_test_part(tmp_path: Path) -> None:
+    grey = np.arange(100 * 4 * 4, dtype=np.uint8).reshape(100, 4, 4)
+    np.savez_compressed(tmp_path / "a.npz", x_train=grey, y_train=np.arange(100, dtype=np.uint8) % 2)
+    found = open_data(str(tmp_path / "a.npz"))
+    assert (len(found.train) + len(found.val), found.classes) == (100, ("0", "1"))
+    assert found.val.name(0).startswith("train/")
+    place = int(found.train.name(3).split("/")[1])
+    assert np.array_equal(np.asarray(found.train.read(3, 1)), grey[place])
+
+
+BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
+    "no images": ({"x_train": None}, "has no x_train; it needs x_train and y_train"),
+    "nothing": ({"x_train": None, "y_train": None}, "has no x_train and no y_train"),
+    "test images without labels": ({"y_test": None}, "has only one of x_test and y_test; give both"),
+    "numbers with a point": (
+        {"x_train": np.zeros((6, 5, 4, 3))},
+        "x_train is float64 of shape (6, 5, 4, 3); give bytes (uint8)",
+    ),
+    "two channels": ({"x_train": np.zeros((6, 5, 4, 2), np.uint8)}, "of shape (6, 5, 4, 2); give bytes (uint8) of shape"),
+    "channels first": ({"x_train": np.zeros((6, 3, 5, 4), np.uint8)}, "of shape (6, 3, 5, 4); give bytes"),
+    "flat images": ({"x_train": np.zeros((6, 20), np.uint8)}, "of shape (6, 20); give bytes"),
+    "one number": ({"x_train": np.uint8(3)}, "of shape (); give bytes"),
+    "images without pixels": ({"x_train": np.zeros((6, 0, 4), np.uint8)}, "of shape (6, 0, 4); give bytes"),
+    "bad test images": ({"x_test": np.zeros((2, 5), np.uint8)}, "x_test is uint8 of shape (2, 5); give bytes"),
+    "no images at all": (
+        {"x_train": np.zeros((0, 5, 4), np.uint8), "y_train": np.zeros(0, int)},
+        "there are no images to train with",
+    ),
+    "too few labels": ({"y_train": np.zeros(5, int)}, "y_train is int64 of shape (5,); give 6 whole numbers of at least 0"),
+    "labels with a point": ({"y_train": np.zeros(6)}, "y_train is float64 of shape (6,); give 6 whole numbers"),
+    "labels in a column": ({"y_train": np.zeros((6, 1), int)}, "of shape (6, 1); give 6 whole numbers"),
+    "truth values": ({"y_train": np.zeros(6, bool)}, "y_train is bool of shape (6,); give 6 whole numbers"),
+    "texts": ({"y_train": np.array(list("abcabc"))}, "give 6 whole numbers of at least 0"),
+    "a negative label": ({"y_train": np.array([0, 1, 2, 0, 1, -1])}, "give 6 whole numbers of at least 0"),
+    "a label beyond all classes": (
+        {"y_train": np.array([0, 1, 2, 0, 1, 2**60])},
+        "has the label 1152921504606846976; give whole",
+    ),
+    "an unsigned label beyond all": (
+        {"y_train": np.array([0, 1, 2, 0, 1, 2**64 - 1], np.uint64)},
+        "has the label 18446744073709551615",
+    ),
+    "a class without images": ({"y_train": np.array([0, 3, 2, 0, 3, 2])}, "no training images of 1"),
+    "one class": ({"y_train": np.zeros(6, int), "y_test": np.zeros(2, int)}, "has 1 class (0); at least two are needed"),
+    "too few names": (
+        {"classes": np.array(["a", "b"])},
+        "classes has shape (2,), but there is the label 2; give a list of at least 3",
+    ),
+    "one name": ({"classes": np.array("abc")}, "classes has shape (), but there is the label 2"),
+    "a table of names": ({"classes": np.array([["a", "b", "c"]])}, "classes has shape (1, 3)"),
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", BAD_ARRAYS)
+def test_arrays_that_cannot_be_used_are_one_error(name: str, tmp_path: Path) -> None:
+    changes, told = BAD_ARRAYS[name]
+    with refused(f"{tmp_path}/a.npz", told):
+        open_data(write_arrays(tmp_path / "a.npz", **changes))
+
+
+class Payload:
+    """Leaves a file behind if it is ever unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (str(self.path), "w")
+
+
+@pytest.mark.parametrize("where", ["x_train", "y_train", "classes", "a bare pickle", "an array file of one"])
+def test_nothing_in_an_array_file_is_unpickled(where: str, tmp_path: Path) -> None:
+    hostile = np.array([Payload(tmp_path / "executed")] * 6, dtype=object)
+    path = tmp_path / "a.npz"
+    if where == "a bare pickle":
+        path.write_bytes(pickle.dumps(Payload(tmp_path / "executed")))
+    elif where == "an array file of one":
+        with open(path, "wb") as file:
+            np.save(file, hostile, allow_pickle=True)
+    else:
+        write_arrays(path, **{where: hostile})
+    with refused("a.npz is no whole .npz of plain arrays", "write it again with numpy.savez"):
+        open_data(str(path))
+    assert not (tmp_path / "executed").exists()
+
+
+def test_an_array_file_that_is_cut_or_changed_is_one_error_or_whole(tmp_path: Path) -> None:
+    path, draw = Path(write_arrays(tmp_path / "a.npz")), random.Random(0)
+    whole = path.read_bytes()
+    for cut in (len(whole) * n // 40 for n in range(40)):
+        path.write_bytes(whole[:cut])
+        with refused("a.npz is no whole .npz of plain arrays"):
+            open_data(str(path))
+    for _ in range(300):
+        changed = bytearray(whole)
+        changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
+        path.write_bytes(changed)
+        try:
+            open_data(str(path))
+        except DataError as error:
+            assert "a.npz" in str(error)  # noqa: PT017, a file may be whole all the same
+
+
+def npy(shape: tuple[int, ...], data: bytes = b"") -> bytes:
+    text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}}}".encode().ljust(117) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data
+
+
+def zipped(data: bytes, place: int = 0, mask: bytes = b"") -> bytes:
+    """A zip archive with x_train.npy in it, some bits of its entry in the list of contents set."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x_train.npy", data)
+    found = bytearray(file.getvalue())
+    start = found.index(b"PK\1\2") + place
+    found[start : start + len(mask)] = bytes(a | b for a, b in zip(found[start:], mask, strict=False))
+    return bytes(found)
+
+
+NO_ARRAYS = {
+    "a single array": (npy((2, 3), bytes(6)), "is not a zip file"),
+    "text": (b"hello", "is not a zip file"),
+    "a lie about its shape": (zipped(npy((10**9, 1000, 1000))), "is no whole .npz of plain arrays"),
+    "a bomb": (zipped(npy((9, 9), bytes(81)), 24, b"\0\0\0\xf0"), "unpacked it would have 4,026,53"),
+    "a password": (zipped(npy((9, 9), bytes(81)), 8, b"\1"), "is no whole .npz of plain arrays"),
+    "an unknown compression": (zipped(npy((9, 9), bytes(81)), 10, b"\x7f"), "is no whole .npz of plain arrays"),
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", NO_ARRAYS)
+def test_an_array_file_that_is_none_is_one_error(kind: str, tmp_path: Path) -> None:
+    data, told = NO_ARRAYS[kind]
+    (tmp_path / "a.npz").write_bytes(data)
+    with refused("a.npz is no whole .npz of plain arrays", told, "write it again with numpy.savez"):
+        open_data(str(tmp_path / "a.npz"))

@@ -1,0 +1,93 @@
+"""Data sets in the form of Hugging Face, from a folder of this machine."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pictures import content, contents, files_of, refused, write_folder
+from polaformer.data.sources import open_data
+from polaformer.errors import ImageError
+
+
+@pytest.fixture
+def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    datasets.disable_progress_bars()
+
+
+@pytest.mark.usefixtures("_offline")
+def test_a_hugging_face_data_set_is_read_from_its_folder(tmp_path: Path) -> None:
+    root, train, test = tmp_path / "set", files_of({"cat": 3, "dog": 2}, deep=False), files_of({"cat": 1, "dog": 1}, first=20)
+    write_folder(root / "train", train)
+    write_folder(root / "test", test)
+    found = open_data(f"hfds:{root}")
+    assert (found.classes, found.train.labels, found.val.labels) == (("cat", "dog"), [0, 0, 0, 1, 1], [0, 1])
+    assert sorted(one for one, _ in contents(found)) == sorted([*train.values(), *test.values()])
+    assert found.train.read(0, 1).size == (12, 9)
+    assert (found.train.name(4), found.val.name(0)) == ("train/4", "test/0")
+
+
+def write_parquet(root: Path, split: str, columns: dict[str, Any], **kinds: Any) -> None:
+    import datasets
+
+    (root / "data").mkdir(parents=True, exist_ok=True)
+    rows = datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
+    rows.to_parquet(root / "data" / f"{split}-00000-of-00001.parquet")
+
+
+@pytest.mark.usefixtures("_offline")
+@pytest.mark.parametrize(
+    "kind", ["no labels", "labels without names", "unlabelled", "other names", "cut", "only a test part", "empty"]
+)
+def test_a_hugging_face_data_set_that_cannot_be_used_is_one_error(kind: str, tmp_path: Path) -> None:
+    import datasets
+
+    root, classes = tmp_path / "set", datasets.ClassLabel(names=["cat", "dog"])
+    image, images = datasets.Image(), [{"bytes": content(n), "path": None} for n in range(2)]
+    root.mkdir()
+    told = "has no column 'image' of images and 'label' of classes"
+    if kind == "no labels":
+        write_parquet(root, "train", {"image": images}, image=image)
+    elif kind == "labels without names":
+        write_parquet(root, "train", {"image": images, "label": [0, 1]}, image=image, label=datasets.Value("int64"))
+    elif kind == "unlabelled":
+        write_parquet(root, "train", {"image": images, "label": [0, -1]}, image=image, label=classes)
+        told = "1 images have no label, first train/1; remove or label them"
+    elif kind == "other names":
+        write_parquet(root, "train", {"img": images, "label": [0, 1]}, img=image, label=classes)
+    elif kind == "cut":
+        write_parquet(root, "train", {"image": images, "label": [0, 1]}, image=image, label=classes)
+        path = next((root / "data").iterdir())
+        path.write_bytes(path.read_bytes()[:200])
+        told = "is no data set that the package `datasets` can read"
+    elif kind == "only a test part":
+        write_parquet(root, "test", {"image": images, "label": [0, 1]}, image=image, label=classes)
+        told = "has the splits test; a split 'train' is needed"
+    else:
+        told = "is no data set that the package `datasets` can read"
+    with refused(str(root), told):
+        open_data(f"hfds:{root}")
+
+
+def test_a_hugging_face_data_set_that_is_not_there_is_one_error(tmp_path: Path) -> None:
+    with refused(f"there is no folder {tmp_path}/gone; download the data set first, and give its folder after hfds:"):
+        open_data(f"hfds:{tmp_path}/gone")
+
+
+@pytest.mark.usefixtures("_offline")
+def test_a_missing_image_of_a_hugging_face_data_set_is_one_error_when_it_is_read(tmp_path: Path) -> None:
+    import datasets
+
+    images = [{"bytes": content(0), "path": None}, None, {"bytes": b"broken", "path": None}]
+    for split in ("train", "validation"):
+        columns = {"image": images, "label": [0, 1, 1]}
+        write_parquet(tmp_path / "set", split, columns, image=datasets.Image(), label=datasets.ClassLabel(names=["cat", "dog"]))
+    found = open_data(f"hfds:{tmp_path}/set").train
+    assert found.read(0, 3).size == (12, 9)
+    with pytest.raises(ImageError, match="train/1 cannot be read: it is missing; check the data set"):
+        found.read(1, 3)
+    with pytest.raises(ImageError, match="train/2 is no image that can be read"):
+        found.read(2, 3)
