@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import faults
-from polaformer.cli.main import main
+from commands import run
 from polaformer.recipes.running import train as train_recipe
 
 USAGE, BAD_DATA, CANNOT_WRITE = 2, 65, 74
@@ -193,15 +193,6 @@ def listing(root: Path) -> dict[str, tuple[int, bytes]]:
     return {
         str(path): (path.lstat().st_mtime_ns, path.read_bytes() if path.is_file() else b"") for path in sorted(root.rglob("*"))
     }
-
-
-def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    try:
-        code: Any = main(words)
-    except SystemExit as stop:  # how the parser ends
-        code = stop.code
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 # Inputs that are found to be bad before any work

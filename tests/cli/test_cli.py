@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from commands import run
 from polaformer import __version__
-from polaformer.cli.main import COMMANDS, main
+from polaformer.cli.main import COMMANDS
 from polaformer.cli.output import machine_lines
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -23,16 +24,6 @@ TINY_BENCH = ["bench", "op", "--shapes", "1,2,16,4", "2,1,8,5", "--rounds", "2"]
 @pytest.fixture(autouse=True)
 def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-
-
-def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    """The exit code, and what was printed on stdout and stderr."""
-    try:
-        code: Any = main(arguments)
-    except SystemExit as stop:  # how the parser ends
-        code = stop.code
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def python(code: str, *, cwd: Path) -> subprocess.CompletedProcess[str]:

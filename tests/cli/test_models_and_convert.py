@@ -2,30 +2,20 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import polaformer
+from commands import run
 from models import images, small
 from polaformer.backbones.published import EXCEPTIONS, ROWS
-from polaformer.cli.main import main
 from published import published_state_dict
 
 
 @pytest.fixture(autouse=True)
 def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "150")
-
-
-def run(arguments: list[Any], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    try:
-        code: Any = main([str(argument) for argument in arguments])
-    except SystemExit as stop:
-        code = stop.code
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def test_models_shows_the_papers_numbers_beside_ours(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,13 +8,13 @@ import sys
 import time
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import faults
+from commands import run
 from polaformer.cli.main import main
 from polaformer.cli.training_view import TrainingView
 
@@ -25,15 +25,6 @@ TRAIN = ["train", "digits/pola-vit-tiny", *OPTIONS]
 @pytest.fixture(autouse=True)
 def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-
-
-def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    try:
-        code: Any = main(arguments)
-    except SystemExit as stop:
-        code = stop.code
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import signal
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -100,9 +100,9 @@ def batches(
             if isinstance(batch, DataError):
                 raise batch
             yield batch
-    except (RuntimeError, OSError, EOFError) as error:
-        # A process that dies while it hands over a batch may break the connection before it is missed.
-        if not num_workers or ("DataLoader worker" not in str(error) and _all_alive(iterator)):
+    except (RuntimeError, ConnectionError, FileNotFoundError, EOFError) as error:
+        # A process that dies while it hands over a batch breaks the connection before it is missed.
+        if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
             raise
         raise DataError(
             "a process that reads data was ended by the system, perhaps for want of memory; use fewer (--num-workers)"
@@ -111,10 +111,6 @@ def batches(
         # They ignore signals, so they have to be told; an exception on its way out may keep the iterator alive.
         if num_workers:
             iterator._shutdown_workers()  # type: ignore[attr-defined]
-
-
-def _all_alive(iterator: Any) -> bool:
-    return all(worker.is_alive() for worker in iterator._workers)
 
 
 class _Telling(Dataset[Sample | DataError]):
