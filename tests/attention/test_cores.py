@@ -193,7 +193,7 @@ def test_unknown_names_and_options_are_refused_with_a_hint():
         ({"alpha": 0.0}, "alpha is 0.0; give a positive number"),
         ({"polarity": "all"}, "polarity is 'all'; choose one of both, same, positive, subtract"),
         ({"eps": -1.0}, "eps is -1.0"),
-        ({"backend": "cuda"}, "backend is 'cuda'; choose one of auto, torch, reference"),
+        ({"backend": "cuda"}, "backend is 'cuda'; choose one of auto, torch, cpu, triton, reference"),
         ({"polarity": "same", "backend": "reference"}, "polarity 'same' is computed in plain PyTorch only"),
     ],
 )

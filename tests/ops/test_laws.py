@@ -4,6 +4,7 @@ Each example draws shapes, a seed and powers; the numbers themselves come from t
 shapes. Laws on rows that sum to one, on the convex hull and on constant values hold with eps = 0 and some key mass.
 """
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from polaformer.ops import reference, variants
 from polaformer.ops.polarity import polarity_attention
+
+pytestmark = pytest.mark.usefixtures("each_backend")
 
 
 @st.composite

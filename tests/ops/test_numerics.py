@@ -10,6 +10,8 @@ from polaformer.ops import linear
 from polaformer.ops.polarity import polarity_attention
 from polaformer.ops.reference import published_polarity_attention
 
+pytestmark = pytest.mark.usefixtures("each_backend")
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 POWERS = (1.001, 1.5, 3.0, 5.0, 8.0)
 SHAPES = ((49, 49, 32), (64, 16, 16), (37, 53, 17), (96, 96, 8))  # queries, keys, width
@@ -200,7 +202,7 @@ def _peak_bytes(num_tokens, backward, whole):
             out = polarity_attention(*inputs)
         if backward:
             kept = linear.backward(grad, *inputs, norms, None) if whole else torch.autograd.grad(out, inputs, grad)
-            assert len(kept) == 4
+            assert len(kept) >= 4
     live = peak = largest = 0
     for event in profiler.profiler.kineto_results.events():
         if event.name() == "[memory]":

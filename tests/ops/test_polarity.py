@@ -8,6 +8,8 @@ from oracle import random_inputs, relative_error, truth, with_gradients
 from polaformer.ops import linear, polarity, reference
 from polaformer.ops.polarity import polarity_attention
 
+pytestmark = pytest.mark.usefixtures("each_backend")
+
 SHAPES = {
     "self-attention": {},
     "cross-attention": {"queries": 4, "keys": 9},

@@ -63,7 +63,7 @@ def _bad_inputs():
             (q, k, v, power),
             {"backend": "tritn"},
             ValueError,
-            "backend is 'tritn'; choose one of auto, torch, reference",
+            "backend is 'tritn'; choose one of auto, torch, cpu, triton, reference",
         ),
         "negative eps": ((q, k, v, power), {"eps": -1e-6}, ValueError, "eps is -1e-06; give 0"),
         "eps not a number": ((q, k, v, power), {"eps": float("nan")}, ValueError, "eps is nan"),

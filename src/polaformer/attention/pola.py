@@ -53,10 +53,11 @@ class PolaCore(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Tensor:
         """(B, H, N, D) in v's dtype, before the gate."""
         refuse_bias("pola", bias)
-        q, k, wide = self._scaled(q), self._scaled(k), v.to(computing_dtype(v))
         if self.polarity == "both":
-            out = polarity_attention(q, k, wide, self.exponent(), mask=mask, eps=self.eps, backend=self.backend)
-        elif self.polarity == "subtract":
+            scale = self.divisor()
+            return polarity_attention(q, k, v, self.exponent(), scale=scale, mask=mask, eps=self.eps, backend=self.backend)
+        q, k, wide = self._scaled(q), self._scaled(k), v.to(computing_dtype(v))
+        if self.polarity == "subtract":
             out = variants.subtractive_attention(q, k, wide, self.exponent(), mask=mask, eps=self.eps)
         else:
             out = variants.same_sign_attention(q, k, wide, self.exponent(), mask=mask, eps=self.eps)
@@ -79,19 +80,29 @@ class PolaCore(nn.Module):
         """p of Eq. 9, (H, D), between 1 and 1 + α; never narrower than float32, so that bf16 does not round it."""
         return 1 + self.alpha * torch.sigmoid(self.power.to(computing_dtype(self.power)))
 
+    def divisor(self) -> Tensor | None:
+        """What q and k are divided by, (H, D), never narrower than float32; None without a scale.
+
+        A scale near zero is held where its reciprocal is far from overflow.
+        """
+        if self.scale is None:
+            return None
+        scale = self.scale.to(computing_dtype(self.scale))
+        return F.softplus(scale).clamp(min=torch.finfo(scale.dtype).tiny ** 0.5)
+
     def extra_repr(self) -> str:
         """The settings that are not visible in the parameters."""
         return f"alpha={self.alpha}, polarity={self.polarity!r}, eps={self.eps}, backend={self.backend!r}"
 
     def _scaled(self, x: Tensor) -> Tensor:
-        """Queries or keys as the operator takes them: divided by softplus(scale), their negative part cut off if need be.
+        """Queries or keys divided by softplus(scale), their negative part cut off if need be.
 
         In the computing dtype: rounding the quotient to half precision would cost more digits than the rest of the operator,
-        and it can overflow. A scale near zero is held where its reciprocal is far from overflow.
+        and it can overflow.
         """
-        x = x.to(computing_dtype(x))
-        if self.scale is not None:
-            x = x / F.softplus(self.scale.to(x.dtype)).clamp(min=torch.finfo(x.dtype).tiny ** 0.5)[:, None]  # (H, 1, D)
+        x, divisor = x.to(computing_dtype(x)), self.divisor()
+        if divisor is not None:
+            x = x / divisor.to(x.dtype)[:, None]  # (H, 1, D)
         return x.relu() if self.polarity == "positive" else x
 
 

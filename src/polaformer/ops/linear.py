@@ -79,6 +79,7 @@ class Memory(NamedTuple):
     state: Tensor  # (B, H, 2D, D): Σ features ⊗ v
     total: Tensor  # (B, H, 2D, 1): Σ features
     log_added: Tensor | None  # (B or 1, 1, 1, 1): log2 of the number of keys times eps; None without eps
+    log_scale: Tensor | None = None  # (H, 1, D): log2 of what queries and keys together are divided by; None for 1
 
     def split(self, half: int) -> tuple["Memory", "Memory"]:
         """The memories of the same-sign and of the opposite-sign stream."""
@@ -96,15 +97,24 @@ class StreamGradients(NamedTuple):
 
 @without_autocast
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, power: Tensor, mask: Tensor | None, eps: float, block: int | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    power: Tensor,
+    mask: Tensor | None,
+    eps: float,
+    block: int | None = None,
+    scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Eq. 6 before the gate, and the denominators of its two streams.
 
-    q (B, H, N, D), k and v (B, H, M, D), power (H, D), mask (B, M) or None; block: tokens taken at a time, all unless given.
+    q (B, H, N, D), k and v (B, H, M, D), power (H, D), mask (B, M) or None; block: tokens taken at a time, all unless given;
+    scale (H, D) or None: what q and k are divided by.
     Returns (B, H, N, D) in v's dtype and (B, H, N, 2) in the computing dtype. Autograd can differentiate it, also twice.
     """
     k, v, power, half = hide(k, mask), hide(v, mask), widen(power, q)[:, None], (v.shape[-1] + 1) // 2
-    same, opposite = summarise(k, v, power, num_keys(k, mask), eps, block).split(half)
+    memory = summarise(k, v, power, num_keys(k, mask), eps, block)._replace(log_scale=log_scales(scale, q))
+    same, opposite = memory.split(half)
     outs, norms = [], []
     for part in blocks(q.shape[-2], block):
         queries = signed(widen(q[:, :, part]))
@@ -124,15 +134,16 @@ def backward(
     norms: Tensor,
     mask: Tensor | None,
     block: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of q, k, v and power in closed form; features are computed again rather than kept.
+    scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """The gradients of q, k, v, power and scale in closed form; features are computed again rather than kept.
 
     grad (B, H, N, D), norms (B, H, N, 2) as `forward` returned them, eps included. The shifts count as constants: the result
     does not depend on them.
     """
     k, v, p, half = hide(k, mask), hide(v, mask), widen(power, q)[:, None], (v.shape[-1] + 1) // 2
-    memory = summarise(k, v, p, num_keys(k, mask), 0.0, block)
-    grad_q, grad_power, grad_memory = _queries_backward(grad, q, p, norms, memory.split(half), block)
+    memory = summarise(k, v, p, num_keys(k, mask), 0.0, block)._replace(log_scale=log_scales(scale, q))
+    grad_q, grad_power, grad_memory, exponents = _queries_backward(grad, q, p, norms, memory.split(half), block)
     grads_k, grads_v = [], []
     for part in blocks(k.shape[-2], block):
         k_part, v_part = widen(k[:, :, part]), widen(v[:, :, part])
@@ -142,27 +153,31 @@ def backward(
         grads_k.append(keys.signed.divide(exponent * p, k_part).to(k.dtype))
         grads_v.append((keys.features @ grad_memory.state).to(v.dtype))
         grad_power = grad_power + LN2 * sum_to_power(exponent * keys.log_ratio)
-    return grad_q, torch.cat(grads_k, dim=-2), torch.cat(grads_v, dim=-2), grad_power[:, 0].to(power.dtype)
+    # Queries and keys are divided alike, so that what reaches the queries' exponents counts twice.
+    grad_scale = None if scale is None else (-2 * exponents * p)[:, 0].to(scale.dtype) / scale
+    return grad_q, torch.cat(grads_k, dim=-2), torch.cat(grads_v, dim=-2), grad_power[:, 0].to(power.dtype), grad_scale
 
 
 def _queries_backward(
     grad: Tensor, q: Tensor, power: Tensor, norms: Tensor, memories: tuple[Memory, Memory], block: int | None
-) -> tuple[Tensor, Tensor, Memory]:
-    """The gradients of q, of power through q, and of the memory's state and total, over all blocks of queries."""
+) -> tuple[Tensor, Tensor, Memory, Tensor]:
+    """The gradients of q, of power through q, of the memory's state and total, and of p·log|q| added up (H, 1, D)."""
     half, grads_q = memories[0].state.shape[-1], []
-    grad_power, grad_total = torch.zeros_like(power), torch.zeros_like(memories[0].total)
+    grad_power, grad_total, exponents = torch.zeros_like(power), torch.zeros_like(memories[0].total), torch.zeros_like(power)
     grad_states = [torch.zeros_like(memory.state) for memory in memories]
     for part in blocks(q.shape[-2], block):
         q_part, grad_part, norm_part = widen(q[:, :, part]), widen(grad[:, :, part], q), norms[:, :, part]
         queries = signed(q_part)
         same = attend_backward(grad_part[..., :half], norm_part[..., :1], queries, memories[0], power)
         opposite = attend_backward(grad_part[..., half:], norm_part[..., 1:], queries.flipped(), memories[1], power)
-        grads_q.append(queries.divide((same.exponent + opposite.exponent) * power, q_part).to(q.dtype))
+        exponent = same.exponent + opposite.exponent
+        grads_q.append(queries.divide(exponent * power, q_part).to(q.dtype))
+        exponents = exponents + sum_to_power(exponent)
         grad_power = grad_power + same.power + opposite.power
         grad_total = grad_total + same.total + opposite.total
         grad_states = [grad_states[0] + same.state, grad_states[1] + opposite.state]
     gradients = memories[0]._replace(state=torch.cat(grad_states, dim=-1), total=grad_total)
-    return torch.cat(grads_q, dim=-2), grad_power, gradients
+    return torch.cat(grads_q, dim=-2), grad_power, gradients, exponents
 
 
 def block_size(q: Tensor) -> int | None:
@@ -215,6 +230,11 @@ def summarise(k: Tensor, v: Tensor, power: Tensor, count: Tensor, eps: float, bl
     return Memory(log_peak, reduce(torch.add, states), reduce(torch.add, totals), count.log2() + log2(eps) if eps else None)
 
 
+def log_scales(scale: Tensor | None, like: Tensor) -> Tensor | None:
+    """log2 of scale², (H, 1, D) in the computing dtype: what queries and keys together are divided by."""
+    return None if scale is None else 2 * widen(scale, like).log2()[:, None]
+
+
 def peaks(k: Tensor) -> Tensor:
     """The largest positive and the largest negative magnitude of each channel over all keys, (B, H, 1, 2D)."""
     if k.shape[-2] == 0:
@@ -232,8 +252,9 @@ def key_features(k: Tensor, log_peak: Tensor, power: Tensor) -> Keys:
 
 
 def log_products(queries: Signed, memory: Memory) -> Tensor:
-    """log2(|q| · peak), peak that of the keys with the queries' sign, (B, H, T, D)."""
-    return queries.log2 + queries.gather(memory.log_peak)
+    """log2(|q| · peak), peak that of the keys with the queries' sign, both divided by the scale, (B, H, T, D)."""
+    product = queries.log2 + queries.gather(memory.log_peak)
+    return product if memory.log_scale is None else product - memory.log_scale
 
 
 def query_weight(log_product: Tensor, power: Tensor) -> tuple[Tensor, Tensor]:

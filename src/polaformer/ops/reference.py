@@ -15,25 +15,35 @@ MINUS_INFINITY = float("-inf")
 
 
 def polarity_maps(
-    q: Tensor, k: Tensor, power: Tensor, *, mask: Tensor | None = None, eps: float = 0.0
+    q: Tensor, k: Tensor, power: Tensor, *, scale: Tensor | None = None, mask: Tensor | None = None, eps: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """The two attention maps (same-signed, opposite-signed) of Eq. 6, each (B, H, N, M) in float64.
 
-    q (B, H, N, D), k (B, H, M, D), power (H, D) or (D,), mask (B, M) True where the key exists.
+    q (B, H, N, D), k (B, H, M, D), power and scale (H, D) or (D,), mask (B, M) True where the key exists.
     Rows sum to 1 when eps = 0 and the query meets any key mass in that stream; rows without any are zero. With eps > 0 a row
     sums to s / (s + n·eps), s its unnormalised sum and n the number of keys, as in the authors' code.
     Memory is B·H·N·M·D numbers: for tests and small pictures.
     """
+    if scale is not None:
+        scale = scale.double().expand(q.shape[1], -1)[:, None]  # (H, 1, D)
+        q, k = q.double() / scale, k.double() / scale
     log_same, log_opposite = _log_weights(q, k, power, mask)
     num_keys = _num_keys(k, mask)
     return _normalise(log_same, num_keys * eps), _normalise(log_opposite, num_keys * eps)
 
 
 def polarity_attention(
-    q: Tensor, k: Tensor, v: Tensor, power: Tensor, *, mask: Tensor | None = None, eps: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    power: Tensor,
+    *,
+    scale: Tensor | None = None,
+    mask: Tensor | None = None,
+    eps: float = 0.0,
 ) -> Tensor:
     """Eq. 6 before the gate, by its explicit maps: (B, H, N, D) in v's dtype, computed in float64."""
-    same, opposite = polarity_maps(q, k, power, mask=mask, eps=eps)
+    same, opposite = polarity_maps(q, k, power, scale=scale, mask=mask, eps=eps)
     values = v.double()
     if mask is not None:
         values = values.masked_fill(~mask[:, None, :, None], 0.0)
