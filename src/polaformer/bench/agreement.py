@@ -41,6 +41,7 @@ def random_inputs(
     seed: int = 0,
     magnitude: float = 1.0,
     power: float | None = None,
+    device: str = "cpu",
 ) -> Inputs:
     """Normal q, k, v and incoming gradient, q and k times magnitude; powers uniform in 1..5, as with α = 4, unless given.
 
@@ -50,15 +51,18 @@ def random_inputs(
     generator = torch.Generator().manual_seed(seed)
     q, k, v, grad = (torch.randn(shape, generator=generator, dtype=dtype) for _ in range(4))
     powers = 1 + 4 * torch.rand(shape[1], shape[3], generator=generator, dtype=dtype)
-    return Inputs(q * magnitude, k * magnitude, v, powers if power is None else torch.full_like(powers, power), grad)
+    powers = powers if power is None else torch.full_like(powers, power)
+    # The same numbers on every device: they are drawn on the CPU.
+    return Inputs(*(x.to(device) for x in (q * magnitude, k * magnitude, v, powers, grad)))
 
 
 def differences(
-    attention: Attention, truth: Attention, inputs: Inputs, rows: Sequence[int] | None = None
+    attention: Attention, truth: Attention, inputs: Inputs, rows: Sequence[int] | None = None, *, gradients: bool = True
 ) -> dict[str, Difference]:
     """How far `attention` on the inputs as they are is from `truth` on the same numbers in float64.
 
-    By name: "output", and the gradients of "q", "k", "v" and "power" (zeros where a mechanism does not use its power).
+    By name: "output", and the gradients of "q", "k", "v" and "power" (zeros where a mechanism does not use its power), unless
+    gradients is False.
     rows: queries to compare, all unless given. The attention still runs over all of them, but a gradient comes back to these
     alone, so that the truth, quadratic as it is, need only be told about these.
     """
@@ -67,16 +71,22 @@ def differences(
     grad[:, :, chosen] = inputs.grad[:, :, chosen]
     exact = Inputs(*(x.double() for x in inputs))
     exact = exact._replace(q=exact.q[:, :, chosen], grad=exact.grad[:, :, chosen])
-    found = _output_and_gradients(attention, inputs._replace(grad=grad))
+    names = ("output", *inputs._fields[:4]) if gradients else ("output",)
+    compute = _output_and_gradients if gradients else _output
+    found = compute(attention, inputs._replace(grad=grad))
     found[:2] = [x[:, :, chosen] for x in found[:2]]  # the output and the gradient of q
-    pairs = zip(found, _output_and_gradients(truth, exact), strict=True)
-    return {name: _difference(x, y) for name, (x, y) in zip(("output", *inputs._fields[:4]), pairs, strict=True)}
+    return {name: _difference(x, y) for name, x, y in zip(names, found, compute(truth, exact), strict=True)}
 
 
 def worst(found: dict[str, Difference]) -> float:
     """The largest relative difference; NaN if any of them is."""
     relative = torch.tensor([difference.relative for difference in found.values()])
     return float(relative.max())  # unlike Python's max, this lets NaN win
+
+
+def _output(attention: Attention, inputs: Inputs) -> list[Tensor]:
+    with torch.no_grad():
+        return [attention(*inputs[:4])]
 
 
 def _output_and_gradients(attention: Attention, inputs: Inputs) -> list[Tensor]:

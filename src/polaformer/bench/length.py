@@ -3,16 +3,21 @@
 # B batch, H heads, N queries and keys, D head width
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import log
+from itertools import pairwise
+from math import log, log2
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from polaformer.bench.agreement import random_inputs
+from polaformer.bench.agreement import Shape, random_inputs
+from polaformer.bench.contenders import Contender
+from polaformer.bench.forecast import cut, why_not
 from polaformer.bench.measure import Timing, measure, slowdown
+from polaformer.bench.op import TOLERANCE, correctness
+from polaformer.bench.passes import Pass
 from polaformer.ops.polarity import polarity_attention
 
 NUM_HEADS, WIDTH = 8, 32
@@ -53,6 +58,94 @@ def time_at(
             on_call=on_call,
         )
     return Point(length, timings["polarity"], timings["softmax"])
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The times of one contender at each length; None where it is incorrect (`error` says so) or was skipped."""
+
+    error: float  # the worst relative difference from the truth, over all lengths that were checked
+    timings: dict[int, Timing | None]
+    skipped: dict[int, str]  # why a length was not timed
+
+    @property
+    def correct(self) -> bool:
+        """Whether it computes what it should at every length."""
+        return self.error <= TOLERANCE
+
+    @property
+    def medians(self) -> list[float | None]:
+        """Seconds at each length."""
+        return [None if timing is None else timing.median for timing in self.timings.values()]
+
+    @property
+    def slope(self) -> float | None:
+        """The exponent with which time grows."""
+        return slope(list(self.timings), self.medians)
+
+    @property
+    def doublings(self) -> list[float | None]:
+        """Between neighbouring lengths, how many times longer the longer takes for each doubling; within rounds."""
+        return [_per_doubling(shorter, longer) for shorter, longer in pairwise(self.timings.items())]
+
+    def as_record(self) -> dict[str, Any]:
+        """For JSON."""
+        times = {str(n): None if timing is None else timing.as_record() for n, timing in self.timings.items()}
+        skipped = {str(n): reason for n, reason in self.skipped.items()}
+        shape = {"slope": self.slope, "per_doubling": self.doublings}
+        return {"correct": self.correct, "error": self.error, **shape, "times": times, "skipped": skipped}
+
+
+def time_lengths(
+    lengths: Sequence[int],
+    contenders: Mapping[str, Contender],
+    *,
+    batch: int = 1,
+    num_heads: int = 4,
+    width: int = 32,
+    backward: bool = False,
+    rounds: int = 15,
+    seconds: float = 10.0,
+    device: str = "cpu",
+    on_call: Callable[[str], None] | None = None,
+) -> dict[str, Curve]:
+    """A curve of each contender, by name: correctness first, then all of them at all lengths in turns.
+
+    A length is compared with the next within a round, so that a busy spell hits both. seconds is for each length; what would
+    take longer for one call, or more memory than there is, is skipped with the reason.
+    """
+    shapes = {n: (batch, num_heads, n, width) for n in sorted(set(lengths))}
+    errors = {name: _worst(one, list(shapes.values()), device) for name, one in contenders.items()}
+    right = {name: one for name, one in contenders.items() if errors[name] <= TOLERANCE}
+    skipped = {n: why_not(right, shape, backward=backward, seconds=seconds, device=device) for n, shape in shapes.items()}
+    calls: dict[str, Callable[[], object]] = {}
+    for n, shape in shapes.items():
+        inputs, tried = random_inputs(shape, device=device), [name for name in right if name not in skipped[n]]
+        calls |= {_at(name, n): Pass(right[name].build(shape), inputs, backward) for name in tried}
+    timings = measure(calls, rounds=rounds, seconds=seconds * len(shapes), on_call=on_call) if calls else {}
+    return {
+        name: Curve(
+            errors[name],
+            {n: timings.get(_at(name, n)) for n in shapes},
+            {n: reasons[name] for n, reasons in skipped.items() if name in reasons},
+        )
+        for name in contenders
+    }
+
+
+def _at(name: str, length: int) -> str:
+    return f"{name}, {length} tokens"
+
+
+def _worst(contender: Contender, shapes: Sequence[Shape], device: str) -> float:
+    """The largest error over the shapes; NaN if any is."""
+    return float(torch.tensor([correctness(contender, shape, device) for shape in {cut(shape) for shape in shapes}]).max())
+
+
+def _per_doubling(shorter: tuple[int, Timing | None], longer: tuple[int, Timing | None]) -> float | None:
+    (few, quick), (many, slow) = shorter, longer
+    ratio = slowdown(slow, quick) if slow and quick else None
+    return None if ratio is None else ratio ** (1 / log2(many / few))
 
 
 def slope(lengths: Sequence[int], seconds: Sequence[float | None]) -> float | None:

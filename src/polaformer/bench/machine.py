@@ -50,6 +50,19 @@ def using_threads(number: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextmanager
+def described(threads: int | None) -> Iterator[dict[str, Any]]:
+    """Lets torch use that many threads inside; gives a dictionary that describes the machine once the work inside is done.
+
+    Its "used_by_others" is the share of the processor that other programs used meanwhile.
+    """
+    found: dict[str, Any] = {}
+    with using_threads(threads):
+        before = processor_use()
+        yield found
+        found |= fingerprint() | {"used_by_others": share_of_others(before, processor_use())}
+
+
 def fingerprint() -> dict[str, Any]:
     """What a timing depends on: processor, cores, threads, versions, GPU. Neither host names nor paths."""
     return {

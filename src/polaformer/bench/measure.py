@@ -68,14 +68,14 @@ def slowdown(slow: Timing, fast: Timing) -> float | None:
 
 def _time(name: str, call: Callable[[], object], tell: Callable[[str], None], clock: Callable[[], float]) -> float:
     tell(name)
-    _synchronise()
+    synchronise()
     start = clock()
     call()
-    _synchronise()
+    synchronise()
     return clock() - start
 
 
-def _synchronise() -> None:
+def synchronise() -> None:
     """Waits for the GPU, if one has been used: its calls return before they are done."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()

@@ -1,35 +1,27 @@
-"""The operator against the published form of itself, linear attention and softmax, at the same shapes, in one run.
+"""The operator on each backend against the published form of itself, linear attention and softmax, in one run.
 
-To add a rival, add it to CONTENDERS: how to build it for a shape, and the slow form that says what it should compute.
+What is compared stands in polaformer.bench.contenders.
 
 # B batch, H heads, N queries and keys, D head width
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from polaformer.attention import create
-from polaformer.bench.agreement import Attention, Inputs, Shape, differences, random_inputs, worst
+from polaformer.bench.agreement import Inputs, Shape, differences, random_inputs, worst
+from polaformer.bench.contenders import SAFE, UNSAFE, YARDSTICK, Contender, working
+from polaformer.bench.forecast import cut, why_not
 from polaformer.bench.measure import Timing, measure, slowdown
-from polaformer.ops import reference
-from polaformer.ops.polarity import polarity_attention
+from polaformer.bench.memory import saved_bytes
+from polaformer.bench.passes import Pass
 
 TOLERANCE = 1e-5  # of fp32 against float64; a right implementation stays near 1e-6
-PUBLISHED_EPS = 1e-6
-LONGEST_CHECKED = 4096  # several blocks of the operator; beyond it the backward pass of softmax takes too long to wait for
-
-
-@dataclass(frozen=True)
-class Contender:
-    """An implementation to time, and what it should compute."""
-
-    build: Callable[[Shape], Attention]
-    truth: Attention  # on float64 inputs, by explicit N×M maps
+SGEMM, SGEMM_SIZE = "sgemm", 2048
+LEAST_FLOPS = 10**8  # of a call: below it the cost of calls decides, and a share of the rate of sgemm says nothing
+BACKWARD = 3  # forward and backward take so many times the products of forward: two for each; what is computed again is free
 
 
 @dataclass(frozen=True)
@@ -37,18 +29,46 @@ class Row:
     """What was measured of one contender at one shape."""
 
     error: float  # the worst relative difference from the truth, over the output and all gradients
-    timing: Timing | None  # None where the error was too large
+    timing: Timing | None = None  # None where the error was too large, or where it would have taken too much
     speedup: float | None = None  # over the published form
+    skipped: str | None = None  # why it was not timed although it is correct
+    flops: int | None = None  # of one call, products of matrices alone
+    share_of_sgemm: float | None = None  # of the best rate of a large product of matrices, measured in turns; best by best
+    saved_bytes: int | None = None  # kept for the backward pass
+    saved_ratio: float | None = None  # … against the published form
 
     @property
     def correct(self) -> bool:
         """Whether it computes what it should."""
-        return self.timing is not None
+        return self.error <= TOLERANCE  # an error of NaN does not pass
+
+    @property
+    def gflops(self) -> float | None:
+        """Billions of operations in a second, at best."""
+        best = None if self.timing is None else self.timing.best
+        return None if best is None or self.flops is None else self.flops / best / 1e9
 
     def as_record(self) -> dict[str, Any]:
         """For JSON."""
-        times = {} if self.timing is None else self.timing.as_record()
-        return {"correct": self.correct, "error": self.error, "speedup": self.speedup} | times
+        record: dict[str, Any] = {"correct": self.correct, "error": self.error, "speedup": self.speedup}
+        record |= {} if self.timing is None else self.timing.as_record()
+        record |= {"skipped": self.skipped, "gflops": self.gflops, "share_of_sgemm": self.share_of_sgemm}
+        return record | {"saved_bytes": self.saved_bytes, "saved_ratio": self.saved_ratio}
+
+
+class Result(NamedTuple):
+    """Everything measured at one shape."""
+
+    rows: dict[str, Row]
+    sgemm_gflops: float | None  # at best
+    fastest: str | None  # of ours
+    fastest_over: dict[str, float | None]  # how many times longer each other takes than our fastest
+    safe_over_unsafe: float | None  # what safety costs: time with the shifts over time without them
+    notes: list[str]
+
+    def as_record(self) -> dict[str, Any]:
+        """For JSON."""
+        return self._asdict() | {"rows": {name: row.as_record() for name, row in self.rows.items()}}
 
 
 def benchmark(
@@ -58,95 +78,116 @@ def benchmark(
     rounds: int = 15,
     seconds: float = 10.0,
     contenders: Mapping[str, Contender] | None = None,
+    device: str = "cpu",
     on_call: Callable[[str], None] | None = None,
-) -> dict[str, Row]:
-    """One row a contender, by name: correctness first, then the time of those that are correct, taken in turns.
+) -> Result:
+    """Correctness of all contenders first, then the time of those that are correct, taken in turns.
 
-    backward: time the forward and the backward pass together instead of the forward pass alone.
-    rounds, seconds and on_call are those of `measure`.
+    backward: time the forward and the backward pass together instead of the forward pass alone, and count what is saved.
+    What would take longer than `seconds` for one call, or more memory than there is, is skipped with the reason.
+    rounds, seconds and on_call are those of `measure`; on_call is told of the checks too.
     """
-    contenders = CONTENDERS if contenders is None else contenders
-    errors = {name: correctness(contender, shape) for name, contender in contenders.items()}
-    inputs = random_inputs(shape)
-    step = _forward_backward if backward else _forward
-    # Written so that an error of NaN does not pass.
-    calls = {name: step(contenders[name].build(shape), inputs) for name, error in errors.items() if error <= TOLERANCE}
+    contenders = working(device, backward=backward)[0] if contenders is None else contenders
+    errors, notes = check(contenders, shape, device, on_call)
+    right = {name: contenders[name] for name, error in errors.items() if error <= TOLERANCE}
+    skipped = why_not(right, shape, backward=backward, seconds=seconds, device=device)
+    tried = {name: one for name, one in right.items() if name not in skipped}
+    passes, failed = prepared(tried, shape, random_inputs(shape, device=device), backward)
+    saved = {name: saved_bytes(one.recorded) for name, one in passes.items()} if backward else {}
+    flops = {name: (BACKWARD if backward else 1) * one.flops(shape) for name, one in contenders.items()}
+    calls: dict[str, Callable[[], object]] = dict(passes)
+    if passes and max(flops.values()) >= LEAST_FLOPS:
+        calls[SGEMM] = _sgemm(device)
     timings = measure(calls, rounds=rounds, seconds=seconds, on_call=on_call) if calls else {}
-    return {name: _row(error, timings.get(name), timings.get(YARDSTICK)) for name, error in errors.items()}
+    errors = {name: error for name, error in errors.items() if name not in failed}
+    return _result(_Found(contenders, errors, skipped, timings, flops, saved), [*notes, *failed.values()])
 
 
-def correctness(contender: Contender, shape: Shape) -> float:
+def correctness(contender: Contender, shape: Shape, device: str = "cpu") -> float:
     """The worst relative error, over output and gradients, of four queries at `shape`, cut to LONGEST_CHECKED tokens."""
-    batch, heads, tokens, width = shape
-    checked = (batch, heads, min(tokens, LONGEST_CHECKED), width)
+    checked = cut(shape)
     rows = sorted({index * (checked[2] - 1) // 3 for index in range(4)})
-    return worst(differences(contender.build(checked), contender.truth, random_inputs(checked), rows))
+    inputs = random_inputs(checked, device=device)
+    return worst(differences(contender.build(checked), contender.truth, inputs, rows, gradients=contender.is_safe))
 
 
-def _row(error: float, timing: Timing | None, yardstick: Timing | None) -> Row:
-    return Row(error, timing, slowdown(yardstick, timing) if timing and yardstick else None)
+def check(
+    contenders: Mapping[str, Contender], shape: Shape, device: str = "cpu", on_call: Callable[[str], None] | None = None
+) -> tuple[dict[str, float], list[str]]:
+    """The error of each contender, and a line for each that could not be compiled. on_call is told which one comes next."""
+    errors, notes = {}, []
+    for name, contender in contenders.items():
+        if on_call is not None:
+            on_call(f"checking {name}")
+        try:
+            errors[name] = correctness(contender, shape, device)
+        except RuntimeError as error:
+            if not contender.is_compiled:
+                raise
+            notes.append(cannot_compile(name, error))
+    return errors, notes
 
 
-def _forward(attention: Attention, inputs: Inputs) -> Callable[[], object]:
-    def call() -> Tensor:
-        with torch.inference_mode():
-            return attention(*inputs[:4])
-
-    return call
+def cannot_compile(name: str, error: RuntimeError) -> str:
+    """What went wrong, in a line."""
+    return f"{name} is left out: it could not be compiled ({type(error).__name__}: {str(error).splitlines()[0]})"
 
 
-def _forward_backward(attention: Attention, inputs: Inputs) -> Callable[[], object]:
-    leaves = [x.detach().clone().requires_grad_() for x in inputs[:4]]
-
-    def call() -> object:
-        return torch.autograd.grad(attention(*leaves), leaves, inputs.grad, allow_unused=True)
-
-    return call
-
-
-def _polarity(backend: str) -> Contender:
-    def ours(q: Tensor, k: Tensor, v: Tensor, power: Tensor) -> Tensor:
-        return polarity_attention(q, k, v, power, backend=backend)
-
-    return Contender(lambda _: ours, reference.polarity_attention)
-
-
-def _published() -> Contender:
-    def truth(q: Tensor, k: Tensor, v: Tensor, power: Tensor) -> Tensor:
-        return reference.polarity_attention(q, k, v, power, eps=PUBLISHED_EPS)
-
-    def published(q: Tensor, k: Tensor, v: Tensor, power: Tensor) -> Tensor:
-        return reference.published_polarity_attention(q, k, v, power, eps=PUBLISHED_EPS)
-
-    return Contender(lambda _: published, truth)
+def prepared(
+    contenders: Mapping[str, Contender], shape: Shape, inputs: Inputs, backward: bool
+) -> tuple[dict[str, Pass], dict[str, str]]:
+    """A pass of each contender, compiled already where it is; and a line, by name, for each that could not be."""
+    passes, failed = {}, {}
+    for name, contender in contenders.items():
+        passes[name] = Pass(contender.build(shape), inputs, backward)
+        try:
+            if contender.is_compiled:
+                passes[name]()
+        except RuntimeError as error:
+            failed[name] = cannot_compile(name, error)
+            del passes[name]
+    return passes, failed
 
 
-def _linear() -> Contender:
-    def build(shape: Shape) -> Attention:
-        core = create("linear", num_heads=shape[1], head_dim=shape[3])
-        return lambda q, k, v, _: core(q, k, v)
-
-    def truth(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
-        scores = (F.elu(q) + 1) @ (F.elu(k) + 1).mT
-        return scores / scores.sum(dim=-1, keepdim=True) @ v
-
-    return Contender(build, truth)
+def _sgemm(device: str) -> Callable[[], object]:
+    left, right = (torch.ones(SGEMM_SIZE, SGEMM_SIZE, device=device) for _ in range(2))
+    return lambda: left @ right
 
 
-def _softmax() -> Contender:
-    def fused(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v)
+class _Found(NamedTuple):
+    """What rows are made of, by name."""
 
-    def truth(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
-        return (q @ k.mT / q.shape[-1] ** 0.5).softmax(dim=-1) @ v
+    contenders: Mapping[str, Contender]
+    errors: dict[str, float]
+    skipped: dict[str, str]
+    timings: dict[str, Timing]
+    flops: dict[str, int]
+    saved: dict[str, int]
 
-    return Contender(lambda _: fused, truth)
+
+def _row(found: _Found, name: str) -> Row:
+    timing, yardstick = found.timings.get(name), found.timings.get(YARDSTICK)
+    row = Row(found.errors[name], timing, skipped=found.skipped.get(name), flops=found.flops[name])
+    rate, saved = _sgemm_gflops(found.timings), found.saved.get(name)
+    return replace(
+        row,
+        speedup=slowdown(yardstick, timing) if timing and yardstick else None,
+        share_of_sgemm=row.gflops / rate if row.gflops and rate else None,
+        saved_bytes=saved,
+        saved_ratio=saved / found.saved[YARDSTICK] if saved is not None and YARDSTICK in found.saved else None,
+    )
 
 
-YARDSTICK = "polarity (published)"
-CONTENDERS: dict[str, Contender] = {
-    "polarity (torch)": _polarity("torch"),
-    YARDSTICK: _published(),
-    "linear (ELU + 1)": _linear(),
-    "softmax (SDPA)": _softmax(),
-}
+def _sgemm_gflops(timings: Mapping[str, Timing]) -> float | None:
+    best = timings[SGEMM].best if SGEMM in timings else None
+    return 2 * SGEMM_SIZE**3 / best / 1e9 if best else None
+
+
+def _result(found: _Found, notes: list[str]) -> Result:
+    times = {name: one for name, one in found.timings.items() if name != SGEMM and one.median is not None}
+    ours = [name for name in times if found.contenders[name].is_ours]
+    fastest = min(ours, key=lambda name: times[name].median or 0.0, default=None)
+    over = {name: slowdown(one, times[fastest]) for name, one in times.items()} if fastest else {}
+    safety = slowdown(times[SAFE], times[UNSAFE]) if SAFE in times and UNSAFE in times else None
+    rows = {name: _row(found, name) for name in found.errors}
+    return Result(rows, _sgemm_gflops(found.timings), fastest, over, safety, notes)

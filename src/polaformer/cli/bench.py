@@ -1,174 +1,128 @@
-"""`polaformer bench …`: speed on this machine, as ratios first."""
+"""`polaformer bench op`: the speed of the operator on this machine, as ratios first."""
 
-import os
 from dataclasses import dataclass
-from math import isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rich.table import Table
-
-from polaformer.cli.errors import INCORRECT, UsageError
-from polaformer.cli.output import load, machine_lines, new_table, print_all, print_json, progress_bar
+from polaformer.cli import bench_options as options
+from polaformer.cli import bench_tables as tables
+from polaformer.cli.bench_options import Shape, shape_text
+from polaformer.cli.errors import INCORRECT
+from polaformer.cli.output import busy_lines, counted, print_json, threads_text, writing
 
 if TYPE_CHECKING:
-    from polaformer.bench.op import Row
-
-Shape = tuple[int, int, int, int]
-WIDEST = 1024
-MOST_PRODUCTS = 10**12  # in one call of softmax attention: tens of seconds on two cores
-TENSORS = 16  # of a shape's size that are alive at the same time, at least
-Found = dict[Shape, dict[str, "Row"]]
+    from polaformer.bench.contenders import Contender
+    from polaformer.bench.length import Curve
+    from polaformer.bench.op import Result
 
 
 @dataclass(frozen=True)
 class BenchOp:
-    """Time the operator against the published form, ELU + 1 linear attention and softmax.
+    """Time the operator on each backend against the published form, linear attention and softmax.
 
-    All of them in turns, in one run, in float32 on the CPU. A number is shown only for what agrees with a slow float64 form,
-    output and gradients; if one does not, the exit code is 1.
+    All of them in turns, in one run, in float32. A number is shown only for what agrees with a slow float64 form, output and
+    gradients; if one does not, the exit code is 1. What would take too long or too much memory is skipped, and says so.
 
     Example: polaformer bench op --shapes 4,4,3136,32 8,3,196,64 --mode both
+
+    Example: polaformer bench op --lengths 4096 8192 16384 32768 --figure time.png
     """
 
-    shapes: tuple[str, ...] = ("4,4,3136,32", "8,3,196,64", "1,8,16384,32")
+    shapes: tuple[str, ...] = options.SHAPES
     """Batch, heads, tokens and head width, with commas; several with spaces between them."""
+    lengths: tuple[int, ...] = ()
+    """Numbers of tokens to time at instead of --shapes, all in turns; shows how time grows with each doubling."""
+    batch: int = 1
+    """Batch size for --lengths."""
+    heads: int = 4
+    """Number of heads for --lengths."""
+    width: int = 32
+    """Head width for --lengths."""
     mode: Literal["forward", "both"] = "forward"
     """The forward pass alone, or forward and backward together."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where to compute."""
+    without: tuple[str, ...] = ()
+    """Rows to leave out, by a part of their name; for instance --without compile softmax."""
     rounds: int = 15
     """How often each is timed, at most."""
-    seconds: float = 10.0
+    seconds: float = 20.0
     """Time for each shape: the slow get fewer rounds, and what takes longer than this for a single call is skipped."""
     threads: int | None = None
     """How many threads torch may use; its own choice unless given."""
+    figure: Path | None = None
+    """PNG file to draw time against the number of tokens in; needs --lengths."""
     json: bool = False
     """Print the result as JSON on stdout and nothing else there."""
 
     def run(self) -> int:
         """Checks the options, measures, prints."""
         shapes = self.checked_shapes()
-        load("polaformer.bench")
-        from polaformer.bench.machine import fingerprint, processor_use, share_of_others, using_threads
-
-        with using_threads(self.threads):
-            before = processor_use()
-            found = self._measure(shapes)
-            machine = fingerprint() | {"used_by_others": share_of_others(before, processor_use())}
-        if self.json:
-            print_json({"command": "bench op", "mode": self.mode, "machine": machine, "shapes": _as_records(found)})
-        else:
-            _show(found, self.mode, machine)
-        return 0 if all(row.correct for rows in found.values() for row in rows.values()) else INCORRECT
+        contenders, notes = options.contenders_for(self.device, self.without, backward=self.mode == "both")
+        return self._run_lengths(contenders, notes) if self.lengths else self._run_shapes(shapes, contenders, notes)
 
     def checked_shapes(self) -> list[Shape]:
         """The shapes as numbers; raises UsageError for any option that makes no sense."""
-        if not self.shapes:
-            raise UsageError("--shapes is empty; give at least one, for instance --shapes 4,4,3136,32")
-        if self.rounds < 1:
-            raise UsageError(f"--rounds is {self.rounds}; give at least 1")
-        if not (self.seconds > 0 and isfinite(self.seconds)):
-            raise UsageError(f"--seconds is {self.seconds}; give a positive number")
-        cores = os.cpu_count() or 1
-        if self.threads is not None and not 1 <= self.threads <= cores:
-            raise UsageError(f"--threads is {self.threads}; give 1 to {cores}, or leave it out for torch's own choice")
-        return list(dict.fromkeys(_parse_shape(text) for text in self.shapes))
+        shapes = options.shapes_of(self.shapes, self.lengths, self.batch, self.heads, self.width)
+        options.check_repeats(self.rounds, self.seconds)
+        options.check_threads(self.threads)
+        needs = "draws time against the number of tokens; give --lengths too, for instance --lengths 4096 8192 16384"
+        options.check_figure(self.figure, possible=bool(self.lengths), needs=needs)
+        return shapes
 
-    def _measure(self, shapes: list[Shape]) -> Found:
-        from polaformer.bench.op import CONTENDERS, benchmark
+    def _run_shapes(self, shapes: list[Shape], contenders: "dict[str, Contender]", notes: list[str]) -> int:
+        from polaformer.bench.machine import described
+        from polaformer.bench.op import benchmark
 
-        found: Found = {}
-        calls = len(CONTENDERS) * (self.rounds + 1)
-        with progress_bar() as bar:
-            task = bar.add_task("", total=calls * len(shapes))
-            for index, shape in enumerate(shapes):
-                bar.update(task, description=f"{_text(shape)}: checking")
+        found: dict[Shape, Result] = {}
+        with described(self.threads) as machine, counted((len(contenders) + 1) * (self.rounds + 2), len(shapes)) as begin:
+            for shape in shapes:
+                found[shape] = benchmark(shape, contenders=contenders, on_call=begin(shape_text(shape)), **self._settings())
+        notes = list(dict.fromkeys([*notes, *(note for one in found.values() for note in one.notes)]))
+        if self.json:
+            records = [{"shape": shape} | result.as_record() for shape, result in found.items()]
+            print_json(self._record(machine, notes) | {"shapes": records})
+        else:
+            tables.show(found, self.mode, machine, notes)
+        return 0 if all(row.correct for one in found.values() for row in one.rows.values()) else INCORRECT
 
-                def tell(name: str, text: str = _text(shape)) -> None:
-                    bar.update(task, description=f"{text}: {name}", advance=1)
+    def _run_lengths(self, contenders: "dict[str, Contender]", notes: list[str]) -> int:
+        from polaformer.bench.length import time_lengths
+        from polaformer.bench.machine import described
 
-                found[shape] = benchmark(
-                    shape, backward=self.mode == "both", rounds=self.rounds, seconds=self.seconds, on_call=tell
-                )
-                bar.update(task, completed=calls * (index + 1))
-            bar.update(task, description="done")
-        return found
+        # One row a mechanism, and no compiler at every length.
+        contenders = {name: one for name, one in contenders.items() if one.is_safe and not one.is_compiled}
+        sizes: dict[str, Any] = {"batch": self.batch, "num_heads": self.heads, "width": self.width}
+        calls = len(contenders) * (self.rounds + 1) * len(set(self.lengths))
+        with described(self.threads) as machine, counted(calls, 1) as begin:
+            curves = time_lengths(self.lengths, contenders, on_call=begin("lengths"), **sizes, **self._settings())
+        if self.figure is not None:
+            self._draw(curves, machine)
+        if self.json:
+            records = {name: curve.as_record() for name, curve in curves.items()}
+            print_json(self._record(machine, notes) | sizes | {"lengths": sorted(set(self.lengths)), "rows": records})
+        else:
+            saved = [] if self.figure is None else [f"saved {self.figure.as_posix()}"]
+            tables.show_lengths(curves, self._setting(machine), machine, [*notes, *saved])
+        return 0 if all(curve.correct for curve in curves.values()) else INCORRECT
 
+    def _settings(self) -> dict[str, Any]:
+        """The options that all measurements share."""
+        backward = self.mode == "both"
+        return {"backward": backward, "rounds": self.rounds, "seconds": self.seconds, "device": self.device}
 
-def _parse_shape(text: str) -> Shape:
-    try:
-        batch, heads, tokens, width = (int(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(
-            f"--shapes has {text!r}; give four whole numbers with commas: batch,heads,tokens,head width, as in 4,4,3136,32"
-        ) from None
-    if min(batch, heads, tokens) < 1 or not 2 <= width <= WIDEST:
-        raise UsageError(
-            f"--shapes has {text!r}; batch, heads and tokens must be at least 1, the head width between 2 and {WIDEST}"
-        )
-    if batch * heads * tokens**2 * width > MOST_PRODUCTS:
-        raise UsageError(
-            f"--shapes has {text!r}; everything is called at least once, and softmax with so many tokens would take too long: "
-            f"keep batch·heads·tokens²·width below {MOST_PRODUCTS:.0e}"
-        )
-    needed, there_is = TENSORS * 4 * batch * heads * tokens * width, _memory()
-    if there_is is not None and needed > there_is:
-        raise UsageError(
-            f"--shapes has {text!r}, which needs about {needed / 1e9:.0f} GB, but this machine has {there_is / 1e9:.0f} GB; "
-            "give a smaller one"
-        )
-    return batch, heads, tokens, width
+    def _record(self, machine: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+        return {"command": "bench op", "mode": self.mode, "device": self.device, "machine": machine, "notes": notes}
 
+    def _setting(self, machine: dict[str, Any]) -> str:
+        sizes = f"batch {self.batch}, {self.heads} heads of width {self.width}"
+        return f"{tables.PASSES[self.mode]}, {sizes}, float32, {threads_text(machine)}"
 
-def _memory() -> int | None:
-    """The machine's memory in bytes, where the system tells."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
+    def _draw(self, curves: "dict[str, Curve]", machine: dict[str, Any]) -> None:
+        from polaformer.analysis.bench_figures import save_times
 
-
-def _text(shape: Shape) -> str:
-    return ",".join(str(size) for size in shape)
-
-
-def _show(found: Found, mode: str, machine: dict[str, Any]) -> None:
-    passes = "forward pass" if mode == "forward" else "forward and backward pass"
-    print_all(
-        _ratios(found, passes), *(_absolutes(shape, rows, passes) for shape, rows in found.items()), *machine_lines(machine)
-    )
-
-
-def _ratios(found: Found, passes: str) -> Table:
-    table = new_table(
-        f"Speed relative to the published form, {passes}",
-        "shape",
-        *(_text(shape) for shape in found),
-        caption="more than 1: faster; shapes are batch,heads,tokens,head width",
-    )
-    for name in next(iter(found.values())):
-        table.add_row(name, *(_ratio(rows[name]) for rows in found.values()))
-    return table
-
-
-def _absolutes(shape: Shape, rows: "dict[str, Row]", passes: str) -> Table:
-    table = new_table(f"Shape {_text(shape)}, {passes}", "", "median (ms)", "best (ms)", "rounds", "error vs float64")
-    for name, row in rows.items():
-        table.add_row(name, *_times(row), f"{row.error:.1e}")
-    return table
-
-
-def _ratio(row: "Row") -> str:
-    if row.timing is None:
-        return "incorrect"
-    if not row.timing.samples:
-        return f"skipped: one call took {row.timing.first:.1f} s"
-    return "–" if row.speedup is None else f"{row.speedup:.2f}"
-
-
-def _times(row: "Row") -> tuple[str, str, str]:
-    if row.timing is None:
-        return "incorrect", "", ""
-    median, best = row.timing.median, row.timing.best
-    if median is None or best is None:
-        return "skipped", "", "0"
-    return f"{1e3 * median:.2f}", f"{1e3 * best:.2f}", str(len(row.timing.samples))
-
-
-def _as_records(found: Found) -> list[dict[str, Any]]:
-    return [{"shape": shape, "rows": {name: row.as_record() for name, row in rows.items()}} for shape, rows in found.items()]
+        assert self.figure is not None
+        with writing(f"--figure {self.figure}"):
+            title = "\n".join([self._setting(machine).capitalize(), *busy_lines(machine)])
+            times = {name: dict(zip(curve.timings, curve.medians, strict=True)) for name, curve in curves.items()}
+            save_times(self.figure, times, {name: curve.slope for name, curve in curves.items()}, title=title)

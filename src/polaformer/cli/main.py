@@ -11,10 +11,13 @@ import tyro
 
 from polaformer import __version__
 from polaformer.cli.bench import BenchOp
+from polaformer.cli.bench_memory import BenchMemory
+from polaformer.cli.bench_model import BenchModel
 from polaformer.cli.check import Check
 from polaformer.cli.convert import Convert
 from polaformer.cli.demo import Demo
 from polaformer.cli.demo_operator import DemoOperator
+from polaformer.cli.env import Env
 from polaformer.cli.errors import EXPECTED, INTERRUPTED, UsageError, exit_code
 from polaformer.cli.evaluate import Evaluate
 from polaformer.cli.models import Models
@@ -45,6 +48,9 @@ COMMANDS: dict[str, type[Command]] = {
     "models": Models,
     "convert": Convert,
     "bench op": BenchOp,
+    "bench model": BenchModel,
+    "bench memory": BenchMemory,
+    "env": Env,
 }
 
 

@@ -57,6 +57,25 @@ def steps(plan: Mapping[str, float]) -> Iterator[Callable[[str], None]]:
         bar.update(task, description="done", completed=sum(plan.values()))
 
 
+@contextmanager
+def counted(calls: int, parts: int) -> Iterator[Callable[[str], Callable[[str], None]]]:
+    """A progress bar over `parts` parts of about `calls` calls each.
+
+    Gives a function that is told the name of the part that begins, and returns one that is told of each call in it.
+    """
+    with progress_bar() as bar:
+        task, begun = bar.add_task("", total=calls * parts), 0
+
+        def begin(part: str) -> Callable[[str], None]:
+            nonlocal begun
+            bar.update(task, description=part, completed=calls * begun)
+            begun += 1
+            return lambda name: bar.update(task, description=f"{part}: {name}", advance=1)
+
+        yield begin
+        bar.update(task, description="done", completed=calls * parts)
+
+
 def new_table(title: str, *columns: str, caption: str | None = None) -> Table:
     """An empty table whose first column holds names and the others numbers, with a blank line above it."""
     wide_enough = min(len(title), 78)  # for the title, which is else broken at the width of the table

@@ -1,0 +1,101 @@
+"""Figures of benchmarks as PNG files: lines on logarithmic axes, one a contender."""
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polaformer.analysis.figures import new_figure, style
+from polaformer.analysis.training_figures import PALETTE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Curve = Mapping[int, float | None]  # what was measured at a number of tokens or pixels; None: nothing
+MARKERS = "osD^vPX"
+
+
+def save_times(path: Path, times: Mapping[str, Curve], slopes: Mapping[str, float | None], *, title: str) -> None:
+    """Seconds against the number of tokens, slopes in the legend."""
+    names = {name: _with_slope(name, slopes[name], "time") for name in times}
+    curves = {names[name]: {n: None if t is None else 1e3 * t for n, t in curve.items()} for name, curve in times.items()}
+    with style():
+        figure = new_figure(7.0, 4.6)
+        axes = figure.subplots()
+        _draw(axes, curves, most_labels=12)
+        _label(axes, "number of tokens N", "time of one call (ms)")
+        axes.set_title(title, loc="left")
+        figure.savefig(path)
+
+
+def save_memory(path: Path, panels: Mapping[str, Mapping[str, Curve]], *, title: str) -> None:
+    """Bytes against the number of tokens: one panel for each kind of memory, one line a contender."""
+    with style():
+        figure = new_figure(3.6 * len(panels), 4.6)
+        figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+        all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axes, (name, curves) in zip(all_axes, panels.items(), strict=True):
+            mebi = {key: {n: None if b is None else b / 2**20 for n, b in curve.items()} for key, curve in curves.items()}
+            _draw(axes, mebi)
+            _label(axes, "number of tokens N", "MiB" if axes is all_axes[0] else "", legend=False)
+            axes.set_title(name, loc="left")
+        _shared_legend(figure, all_axes)
+        figure.savefig(path)
+
+
+def save_images_per_second(path: Path, panels: Mapping[str, Mapping[str, Curve]], *, title: str) -> None:
+    """Images per second against the side of the image in pixels: one panel a model, one line a contender."""
+    with style():
+        figure = new_figure(max(6.0, 3.6 * len(panels)), 4.4)
+        figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+        all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axes, (name, curves) in zip(all_axes, panels.items(), strict=True):
+            _draw(axes, curves)
+            _label(axes, "side of the image (pixels)", "images per second" if axes is all_axes[0] else "", legend=False)
+            axes.set_title(name, loc="left")
+        _shared_legend(figure, all_axes)
+        figure.savefig(path)
+
+
+def _draw(axes: "Axes", curves: Mapping[str, Curve], most_labels: int = 6) -> None:
+    """One line a contender on logarithmic axes; colours go by the order of the names, measured or not."""
+    for (name, curve), colour, marker in zip(curves.items(), cycle(PALETTE), cycle(MARKERS), strict=False):
+        points = [(x, y) for x, y in curve.items() if y is not None]
+        axes.plot([x for x, _ in points], [y for _, y in points], color=colour, marker=marker, markersize=4.5, label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    ticks = sorted({x for curve in curves.values() for x in curve})
+    step = ceil(len(ticks) / most_labels)
+    axes.set_xticks(ticks, labels=[_short(x) if i % step == 0 else "" for i, x in enumerate(ticks)])
+    axes.minorticks_off()
+
+
+def _label(axes: "Axes", x_label: str, y_label: str, *, legend: bool = True) -> None:
+    from matplotlib.ticker import LogLocator, StrMethodFormatter
+
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 2000 * low else (1.0,)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.set(xlabel=x_label, ylabel=y_label)
+    axes.grid(which="major", color="0.9")
+    if legend:
+        axes.legend(frameon=False, fontsize=8)
+
+
+def _shared_legend(figure: Any, all_axes: Sequence["Axes"]) -> None:
+    """One legend below all panels; a name has the same colour in each of them."""
+    lines = {line.get_label(): line for axes in all_axes for line in axes.get_lines()}
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=min(len(lines), 4), frameon=False)
+
+
+def _short(number: int) -> str:
+    """4096 as 4k, 1048576 as 1M, 224 and 1024 as they are."""
+    for size, letter in ((2**20, "M"), (2**10, "k")):
+        if number >= 4096 and number % size == 0:
+            return f"{number // size}{letter}"
+    return str(number)
+
+
+def _with_slope(name: str, slope: float | None, what: str) -> str:
+    return name if slope is None else f"{name}: {what} ∝ $N^{{{slope:.2f}}}$"

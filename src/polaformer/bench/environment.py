@@ -1,0 +1,95 @@
+"""What is installed and what works here: versions, backends, compiler, devices."""
+
+import os
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polaformer import __version__
+from polaformer.bench.machine import fingerprint
+from polaformer.ops import backends, native
+
+# What is told of beside the library itself; the extra that brings it, "" for what always comes.
+PACKAGES = {
+    "torch": "",
+    "torchvision": "",
+    "timm": "",
+    "numpy": "",
+    "safetensors": "",
+    "triton": "",
+    "accelerate": "train",
+    "scikit-learn": "train",
+    "matplotlib": "train",
+    "tensorboard": "train",
+    "datasets": "data",
+    "webdataset": "data",
+    "onnx": "export",
+    "onnxruntime": "export",
+}
+
+
+def environment() -> dict[str, Any]:
+    """Everything as numbers and strings; asks, and never fails for what is broken."""
+    return {
+        "backends": {one.name: {"works": one.works, "reason": in_home(one.reason)} for one in _statuses()},
+        "versions": {"polaformer": __version__} | {name: installed(name) for name in PACKAGES},
+        "machine": fingerprint() | {"omp_num_threads": os.environ.get("OMP_NUM_THREADS")},
+        "devices": devices(),
+        "compiler": _compiler(),
+        "kernel_cache": _cache(),
+    }
+
+
+def installed(package: str) -> str | None:
+    """The version, or None."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def devices() -> list[str]:
+    """What PyTorch can compute on."""
+    cuda = [f"cuda:{index} ({torch.cuda.get_device_name(index)})" for index in range(torch.cuda.device_count())]
+    return ["cpu", *cuda, *(["mps"] if torch.backends.mps.is_available() else [])]
+
+
+def in_home(text: str) -> str:
+    """The text with ~ in place of the user's home, so that it can be shown to others."""
+    home = str(Path.home())
+    return text.replace(home, "~") if len(home) > 1 else text
+
+
+def _statuses() -> Sequence[backends.Status]:
+    """What the backends say of themselves; if one fails even at that, what it failed with stands for all but the plain path."""
+    try:
+        return backends.status()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return [
+            backends.Status(name, name == "torch", what if name == "torch" else reason) for name, what in backends.WHAT.items()
+        ]
+
+
+def _compiler() -> str | None:
+    """The C++ compiler that kernels are built with, and the first line of what it says of itself."""
+    found = native.find_compiler()
+    if found is None:
+        return None
+    try:
+        said = subprocess.run([*found, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        said = f"cannot be run: {error}"
+    return f"{in_home(' '.join(found))}: {said.splitlines()[0] if said else 'says nothing of itself'}"
+
+
+def _cache() -> str:
+    """The folder of built kernels, or why there is none."""
+    try:
+        return in_home(str(native.cache_folder()))
+    except OSError as error:
+        return in_home(f"none: {error}; the variable POLAFORMER_CACHE can name one")

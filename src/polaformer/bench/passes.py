@@ -1,0 +1,33 @@
+"""One pass over an attention, as it is timed and as its memory is measured.
+
+# B batch, H heads, N queries and keys, D head width
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polaformer.bench.agreement import Attention, Inputs
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A call without arguments: forward alone, with no gradient in mind, or forward and backward."""
+
+    attention: Attention
+    inputs: Inputs
+    backward: bool
+
+    def __call__(self) -> object:
+        """The output, or the gradients of all inputs."""
+        if not self.backward:
+            with torch.inference_mode():
+                return self.attention(*self.inputs[:4])
+        leaves, output = self.recorded()
+        return torch.autograd.grad(output, leaves, self.inputs.grad, allow_unused=True)
+
+    def recorded(self) -> tuple[list[Tensor], Tensor]:
+        """The inputs as leaves, and the output with what its derivative needs."""
+        leaves = [x.detach().requires_grad_() for x in self.inputs[:4]]
+        return leaves, self.attention(*leaves)

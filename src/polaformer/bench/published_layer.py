@@ -1,0 +1,101 @@
+"""Our models computed step by step as the authors' code computes them, with the same parameters: a yardstick.
+
+The two projections apart, the key table added, q and k divided, heads copied apart, four powers, concatenations, four products
+and two divisions, concatenation, heads copied together, the convolution on a permuted copy, sum, gate, projection.
+
+# B batch, N tokens of x, n tokens that keys come from, C = num_heads · D channels, P prefix tokens
+"""
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polaformer.attention import PolaAttention
+from polaformer.attention.gate import LinearGate
+from polaformer.attention.tables import Grid
+from polaformer.ops import reference
+
+
+def as_published(model: nn.Module) -> nn.Module:
+    """A copy of the model, parameters of the same names and values, in which every PolaAttention computes as published.
+
+    Raises ValueError for a layer that the authors' code does not have (another polarity, gate or convolution).
+    """
+    model = copy.deepcopy(model)
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, PolaAttention):
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, PublishedLayer(layer))
+    return model
+
+
+class PublishedLayer(nn.Module):
+    """The parts of a PolaAttention, put together by the authors' steps; takes whole images alone."""
+
+    def __init__(self, layer: PolaAttention) -> None:
+        super().__init__()
+        _check(layer)
+        self.num_heads, self.num_prefix_tokens, self.dim = layer.num_heads, layer.num_prefix_tokens, layer.dim
+        self.core, self.qkv, self.proj, self.proj_drop = layer.core, layer.qkv, layer.proj, layer.proj_drop
+        self.conv, self.key_reduction = layer.conv, layer.key_reduction
+        self.key_positions, self.gate = layer.key_positions, layer.gate
+
+    def forward(self, x: Tensor, grid: Grid, mask: Tensor | None = None, *, sizes: object = None) -> Tensor:
+        """x (B, N, C) to (B, N, C)."""
+        if mask is not None or sizes is not None:
+            raise ValueError("PublishedLayer: the authors' layer takes no mask; give images of one size")
+        q, k, v, gate = self._projected(x, grid)
+        if self.key_positions is not None:
+            k = k + self.key_positions(grid if self.key_reduction is None else self.key_reduction.reduced_grid(grid))
+        if self.core.scale is not None:
+            scale = F.softplus(self.core.scale).flatten()  # (C,)
+            q, k = q / scale, k / scale
+        power = 1 + self.core.alpha * torch.sigmoid(self.core.power)
+        q, k, v = (self._split(one) for one in (q, k, v))
+        out = reference.published_polarity_attention(q, k, v, power, eps=self.core.eps)
+        out = out.transpose(1, 2).reshape(x.shape)
+        if self.conv is not None:
+            out = out + self._convolved(v, grid)
+        return self.proj_drop(self.proj(out if gate is None else out * gate))
+
+    def _projected(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """q (B, N, C), k and v (B, n, C), gate (B, N, C)."""
+        gate = None if self.gate is None else self.gate(x, grid)
+        if self.key_reduction is None:
+            q, k, v = self.qkv(x).chunk(3, dim=-1)
+            return q, k, v, gate
+        weight, bias, dim = self.qkv.weight, self.qkv.bias, self.dim
+        prefix, cells = x[:, : self.num_prefix_tokens], x[:, self.num_prefix_tokens :]
+        source = self.key_reduction(cells, grid, None)[0]
+        source = torch.cat([prefix, source], dim=1) if self.num_prefix_tokens else source
+        q = F.linear(x, weight[:dim], None if bias is None else bias[:dim])
+        k, v = F.linear(source, weight[dim:], None if bias is None else bias[dim:]).chunk(2, dim=-1)
+        return q, k, v, gate
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(B, N, C) to (B, heads, N, D), copied."""
+        return x.reshape(*x.shape[:2], self.num_heads, -1).permute(0, 2, 1, 3).contiguous()
+
+    def _convolved(self, v: Tensor, grid: Grid) -> Tensor:
+        """v (B, heads, n, D) to the convolution branch (B, N, C), zero for prefix tokens."""
+        assert self.conv is not None
+        batch, height, width = v.shape[0], *grid
+        cells = v[:, :, self.num_prefix_tokens :]
+        if self.key_reduction is not None:
+            cells = F.interpolate(cells.flatten(0, 1).mT, size=height * width, mode="linear").mT
+        images = cells.reshape(batch * self.num_heads, height, width, -1).permute(0, 3, 1, 2)  # (B·heads, D, H, W)
+        out = self.conv(images).reshape(batch, self.dim, height * width).permute(0, 2, 1)
+        return F.pad(out, (0, 0, self.num_prefix_tokens, 0)) if self.num_prefix_tokens else out
+
+
+def _check(layer: PolaAttention) -> None:
+    known = {
+        f"polarity {layer.core.polarity!r}": layer.core.polarity == "both",
+        f"a gate of kind {type(layer.gate).__name__}": layer.gate is None or isinstance(layer.gate, LinearGate),
+        f"a convolution of kind {type(layer.conv).__name__}": layer.conv is None or isinstance(layer.conv, nn.Conv2d),
+    }
+    wrong = [what for what, is_known in known.items() if not is_known]
+    if wrong:
+        raise ValueError(f"as_published: a layer has {wrong[0]}, which the authors' code has not; use the defaults")

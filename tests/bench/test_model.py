@@ -1,0 +1,83 @@
+"""The benchmark of whole models: the right rivals, the right comparison, no number for a wrong one."""
+
+import pytest
+import timm
+import torch
+
+from models import SMALL
+from polaformer.backbones import list_models
+from polaformer.bench import model as bench_model
+from polaformer.bench.model import OURS, PUBLISHED, TIMM, TWIN, benchmark, build
+from polaformer.bench.published_layer import PublishedLayer
+
+QUICK = {"size": 64, "batch": 2, "rounds": 2, "num_classes": 5}
+
+
+def small(name: str, **options: object) -> bench_model.ModelResult:
+    return benchmark(name, **QUICK, **SMALL[name], **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def _no_large_rivals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_model, "TIMM", {})
+
+
+@pytest.mark.parametrize("name", ["pola_swin_tiny", "pola_pvt_tiny", "pola_deit_tiny"])
+def test_ours_agrees_with_the_published_form_and_all_are_timed_in_turns(name: str) -> None:
+    told: list[str] = []
+    result = small(name, on_call=told.append)
+    assert list(result.rows) == [OURS, PUBLISHED, TWIN]
+    assert told == 3 * list(result.rows)
+    assert 1e-8 < (result.rows[OURS].logits_error or 0.0) < 1e-5
+    assert all((row.images_per_second or 0) > 0 for row in result.rows.values())
+    assert result.speedup(OURS) == 1.0
+    assert (result.speedup(PUBLISHED) or 0) > 0
+
+
+def test_a_training_step_compares_gradients_and_counts_what_is_saved() -> None:
+    result = small("pola_pvt_tiny", train=True)
+    assert (result.rows[OURS].gradients_error or 1.0) < 1e-4
+    ratio = result.saved_ratio(PUBLISHED)
+    assert ratio is not None
+    assert 0.1 < ratio < 0.95
+    record = result.as_record()
+    assert record["rows"][PUBLISHED]["saved_ratio"] == ratio
+    assert record["rows"][OURS]["correct"]
+
+
+@pytest.mark.parametrize("name", ["pola_swin_tiny", "pola_pvt_tiny", "pola_deit_tiny"])
+def test_a_model_that_differs_from_the_published_form_gets_no_number(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(model: torch.nn.Module) -> torch.nn.Module:
+        """A hundredth is missing from the powers of the first layer."""
+        changed = as_published(model)
+        layer = next(module for module in changed.modules() if isinstance(module, PublishedLayer))
+        layer.core.alpha *= 0.99
+        return changed
+
+    as_published = bench_model.as_published
+    monkeypatch.setattr(bench_model, "as_published", wrong)
+    row = small(name).rows[OURS]
+    assert (row.logits_error or 0.0) > 1e-4
+    assert not row.is_correct
+    assert row.timing is None
+
+
+def test_what_would_take_too_long_or_too_much_memory_is_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (small("pola_deit_tiny", seconds=1e-6).rows[TWIN].skipped or "").startswith("would take about")
+    monkeypatch.setattr(bench_model, "available_bytes", lambda: 1)
+    assert "GB of memory" in (small("pola_deit_tiny", train=True).rows[TWIN].skipped or "")
+
+
+def test_powers_scales_and_tables_of_ours_are_not_trivial_and_the_same_each_time() -> None:
+    first, second = (build("pola_deit_tiny", 64, **SMALL["pola_deit_tiny"])[OURS].state_dict() for _ in range(2))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    for part in ("core.power", "core.scale", "key_positions.rows"):
+        assert all(value.std() > 0.01 for key, value in first.items() if key.endswith(part))
+
+
+def test_timms_model_of_the_same_size_is_a_rival_where_there_is_one() -> None:
+    ours = {name.removeprefix("pola_") for name in list_models("pola_*")}
+    assert set(TIMM) <= ours
+    assert all(timm.is_model(name) for name in TIMM.values())
+    assert {"swin_tiny", "deit_tiny", "pvt_v2_b0"} <= set(TIMM)
+    assert not any(name.startswith("pvt_t") for name in TIMM)
