@@ -33,6 +33,7 @@ from polaformer.attention.parameter_names import translate_published_names
 from polaformer.attention.pola import PolaCore
 from polaformer.attention.reduction import KeyReduction
 from polaformer.attention.tables import Grid, TokenTable
+from polaformer.ops.convolution import gated_convolution
 
 
 class AttentionLayer(nn.Module):
@@ -115,10 +116,11 @@ class AttentionLayer(nn.Module):
         q, k, v, mask = self._queries_keys_values(x, source, size, mask, sizes)
         out = self.core(self._split(q), self._split(k), self._split(v), mask=mask, bias=bias, grid=size)
         out = out.transpose(1, 2).flatten(2)  # (B, N, C)
+        gate = None if self.gate is None else self.gate(x, size, sizes)
         if self.conv is not None and source.shape[1] == x.shape[1] > self.num_prefix_tokens:
-            out = out + self._convolved(v, mask, size, sizes)
-        if self.gate is not None:
-            out = out * self.gate(x, size, sizes)
+            out = self._with_convolution(out, v, gate, mask, size, sizes)
+        elif gate is not None:
+            out = out * gate
         return self.proj_drop(self.proj(out))
 
     def maps(
@@ -187,16 +189,20 @@ class AttentionLayer(nn.Module):
             cell_mask = torch.cat([mask[:, :num_prefix], cell_mask], dim=1)
         return torch.cat([tokens[:, :num_prefix], cells], dim=1), cell_mask
 
-    def _convolved(self, v: Tensor, mask: Tensor | None, grid: Grid, sizes: Sequence[Grid] | None) -> Tensor:
-        """The convolution branch (B, N, C); zero for prefix tokens."""
-        assert self.conv is not None
+    def _with_convolution(
+        self, out: Tensor, v: Tensor, gate: Tensor | None, mask: Tensor | None, grid: Grid, sizes: Sequence[Grid] | None
+    ) -> Tensor:
+        """(out + convolution of the values) ⊙ gate, (B, N, C); prefix tokens are not convolved."""
         if mask is not None:
             v = v.masked_fill(~mask[..., None], 0.0)
         cells = v[:, self.num_prefix_tokens :]
         if self.key_reduction is not None:
             cells = stretch_tokens(cells, self._key_grid(grid), grid, self._key_sizes(sizes), sizes)
-        out = convolve_tokens(self.conv, cells, grid, self.num_heads)
-        return F.pad(out, (0, 0, self.num_prefix_tokens, 0)) if self.num_prefix_tokens else out
+        if isinstance(self.conv, nn.Conv2d):
+            return gated_convolution(out, cells, self.conv.weight, self.conv.bias, gate, grid)
+        assert self.conv is not None
+        out = out + F.pad(convolve_tokens(self.conv, cells, grid, self.num_heads), (0, 0, self.num_prefix_tokens, 0))
+        return out if gate is None else out * gate
 
     def _split(self, x: Tensor) -> Tensor:
         """(B, N, C) to (B, heads, N, D), without a copy."""

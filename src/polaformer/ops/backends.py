@@ -86,18 +86,19 @@ def status() -> tuple[Status, ...]:
 def _fastest(device: str, dtype: torch.dtype, width: int) -> str:
     """The backend that "auto" stands for; one line says so where a kernel should serve and cannot."""
     if device == "cpu":
-        if _why_not_for("cpu", device, dtype, width) is None:
+        reason = _why_not_for("cpu", device, dtype, width)
+        if reason is None:
             return "cpu"
-        _tell_that_the_plain_path_serves()
+        _tell_that_the_plain_path_serves(reason)
     elif device == "cuda" and _why_not_for("triton", device, dtype, width) is None:
         return "triton"
     return "torch"
 
 
 @functools.cache
-def _tell_that_the_plain_path_serves() -> None:
+def _tell_that_the_plain_path_serves(reason: str) -> None:
     """Once, however many kinds of tensors there are."""
-    warnings.warn(f"polaformer: plain PyTorch computes polarity attention, slower: {cpu.why_not()}", stacklevel=2)
+    warnings.warn(f"polaformer: plain PyTorch computes polarity attention, slower: {reason}", stacklevel=2)
 
 
 def _why_not_for(name: str, device: str, dtype: torch.dtype, width: int) -> str | None:

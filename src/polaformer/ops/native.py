@@ -1,7 +1,8 @@
 """Builds a C++ file of this library once for this machine, with the compiler that is there, and loads it.
 
-The result is kept in a folder of the user's own, under a name made from the source, the compiler, its options and the
-processor. It is written elsewhere and moved into place, so that processes which build at the same time do not meet halfway.
+The result is kept in a folder of the user's own, under a name made from the source, the compiler, its options, the processor
+and the result itself. It is written elsewhere and moved into place, so that processes which build at the same time do not meet
+halfway; and it is loaded only if it is what its name says, for loading half a file ends the process.
 """
 
 import ctypes
@@ -35,13 +36,12 @@ def load(source: Path) -> ctypes.CDLL:
     compiler = find_compiler()
     if compiler is None:
         raise BuildError("no C++ compiler found (g++, clang++ or c++; the variable CXX can name one)")
+    name = f"{source.stem}-{fingerprint(source, compiler)}"
     try:
         folder = cache_folder()
+        path = find_built(folder, name) or build(source, compiler, folder, name)
     except OSError as error:
         raise BuildError(f"no place for the compiled kernel: {error}; POLAFORMER_CACHE can name one") from error
-    path = folder / f"{source.stem}-{fingerprint(source, compiler)}.so"
-    if not path.exists():
-        build(source, compiler, path)
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
@@ -50,7 +50,11 @@ def load(source: Path) -> ctypes.CDLL:
 
 def find_compiler() -> list[str] | None:
     """The command of a C++ compiler: that of the variable CXX, or the first that is there."""
-    wanted = shlex.split(os.environ.get("CXX", ""))
+    text = os.environ.get("CXX", "")
+    try:
+        wanted = shlex.split(text)
+    except ValueError:  # an unclosed quotation mark: then it is no list of words
+        wanted = [text]
     for command in ([wanted] if wanted else []) + [["g++"], ["clang++"], ["c++"]]:
         if shutil.which(command[0]):
             return command
@@ -63,7 +67,10 @@ def cache_folder() -> Path:
     POLAFORMER_CACHE, or polaformer under XDG_CACHE_HOME, or under ~/.cache; raises OSError if it cannot be had.
     """
     wanted = os.environ.get("POLAFORMER_CACHE")
-    folder = Path(wanted) if wanted else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polaformer"
+    try:
+        folder = Path(wanted) if wanted else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polaformer"
+    except RuntimeError as error:  # a user without a home, as in containers
+        raise FileNotFoundError(str(error)) from error
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     state = folder.stat()
     if hasattr(os, "getuid") and (state.st_uid != os.getuid() or state.st_mode & 0o022):
@@ -74,7 +81,7 @@ def cache_folder() -> Path:
 def fingerprint(source: Path, compiler: list[str]) -> str:
     """Differs whenever the compiled file would."""
     parts = (
-        source.read_bytes(),
+        *(file.read_bytes() for file in (source, *sorted(source.parent.glob("*.h")))),
         _version(tuple(compiler)).encode(),
         " ".join((*compiler, *OPTIONS)).encode(),
         _processor().encode(),
@@ -82,23 +89,37 @@ def fingerprint(source: Path, compiler: list[str]) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 
 
-def build(source: Path, compiler: list[str], path: Path) -> None:
-    """Compiles the source to `path`, in seconds; raises BuildError with the compiler's first complaint."""
+def find_built(folder: Path, name: str) -> Path | None:
+    """The compiled file of that name if it is there, whole."""
+    return next((path for path in sorted(folder.glob(f"{name}-*.so")) if path.stem == f"{name}-{checksum(path)}"), None)
+
+
+def checksum(path: Path) -> str:
+    """Of the file's content."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:24]
+
+
+def build(source: Path, compiler: list[str], folder: Path, name: str) -> Path:
+    """Compiles the source, in seconds, and returns where it lies; raises BuildError with the compiler's first complaint."""
     logger.info("building %s for this processor, once", source.name)
     complaint = ""
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        target = Path(folder) / path.name
+    with tempfile.TemporaryDirectory(dir=folder) as workshop:
+        target = Path(workshop) / source.stem
         for options in ((processor, threads) for threads in THREADS for processor in FOR_THIS_PROCESSOR):
-            command = [*compiler, *OPTIONS, *filter(None, options), str(source), "-o", str(target)]
-            try:
-                found = subprocess.run(command, capture_output=True, text=True, timeout=300, errors="replace")
-            except (OSError, subprocess.TimeoutExpired) as error:
-                raise BuildError(f"{compiler[0]} cannot be run: {error}") from error
-            if found.returncode == 0:
+            found = _run([*compiler, *OPTIONS, *filter(None, options), str(source), "-o", str(target)], timeout=300)
+            if found.returncode == 0 and target.exists():
+                path = folder / f"{name}-{checksum(target)}.so"
                 os.replace(target, path)
-                return
+                return path
             complaint = complaint or _first_complaint(found.stderr)
     raise BuildError(f"{compiler[0]} failed: {complaint}")
+
+
+def _run(command: list[str], timeout: float) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, errors="replace")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"{command[0]} cannot be run: {error}") from error
 
 
 def _first_complaint(text: str) -> str:
@@ -108,8 +129,7 @@ def _first_complaint(text: str) -> str:
 
 @functools.cache
 def _version(compiler: tuple[str, ...]) -> str:
-    found = subprocess.run([*compiler, "--version"], capture_output=True, text=True, timeout=60, errors="replace")
-    return found.stdout
+    return _run([*compiler, "--version"], timeout=60).stdout
 
 
 @functools.cache

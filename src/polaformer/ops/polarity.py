@@ -12,6 +12,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from polaformer.ops import backends, linear, reference
 from polaformer.ops.backends import BACKENDS
+from polaformer.ops.calls import nobody_looks, plain_operations_wanted
 from polaformer.ops.layout import empty_like_heads
 from polaformer.ops.precision import computing_dtype
 
@@ -56,22 +57,11 @@ def polarity_attention(
     scale = None if scale is None else scale.expand(q.shape[1], -1)
     if backend == "reference":
         return reference.polarity_attention(q, k, v, power, scale=scale, mask=mask, eps=eps)
-    if _plain_operations_wanted():
+    if plain_operations_wanted():
         return linear.forward(q, k, v, power, mask, eps, scale=scale)[0]
+    if nobody_looks(q, k, v, power, scale, mask):
+        return backends.choose(backend, q).forward(q, k, v, power, scale, mask, float(eps))[0]
     return _forward(q, k, v, power, scale, mask, float(eps), backend)[0]
-
-
-def _plain_operations_wanted() -> bool:
-    """Whether the registered operator must not be used.
-
-    An exported program holds plain ATen operations, so that it runs where this library is not installed; and PyTorch's
-    function transforms and forward-mode derivatives do not see the derivative of a registered operator.
-    """
-    return (
-        torch.compiler.is_exporting()
-        or torch._C._are_functorch_transforms_active()
-        or torch.autograd.forward_ad._current_level >= 0
-    )
 
 
 @torch.library.custom_op("polaformer::polarity_attention", mutates_args=())

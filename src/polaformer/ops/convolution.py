@@ -1,0 +1,259 @@
+"""The tail of the attention layer: (attended + depthwise convolution of the values) ⊙ gate, on tokens.
+
+On a CPU a native kernel does all of it in one pass over tokens as they lie (cpu_convolution.cpp); elsewhere, and where there
+is no compiler, it is written with PyTorch's convolution.
+
+# B batch, P prefix tokens, H·W cells of the grid, C = heads · D channels, k kernel
+"""
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from polaformer.ops import cpu, native
+from polaformer.ops.calls import nobody_looks, plain_operations_wanted
+from polaformer.ops.precision import computing_dtype
+
+SOURCE = Path(__file__).with_name("cpu_convolution.cpp")
+Grid = tuple[int, int]
+FIELDS = ("attended", "values", "gate", "out", "grad", "grad_attended", "grad_values", "grad_gate")
+SIZES = ("batch", "height", "width", "prefix", "channels", "head_width", "kernel_height", "kernel_width", "storage", "threads")
+
+
+class Tokens(ctypes.Structure):
+    """A tensor (B, T, C) whose last stride is 1; strides in elements."""
+
+    _fields_ = [("data", ctypes.c_void_p), ("batch", ctypes.c_int64), ("token", ctypes.c_int64)]
+
+
+class Convolution(ctypes.Structure):
+    """The fields of `Convolution` in cpu_convolution.cpp, in its order; null for what a call does not need."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in (*SIZES, "poison")),
+        *((name, ctypes.c_void_p) for name in ("weight", "bias")),
+        *((name, Tokens) for name in FIELDS),
+        ("grad_weight", ctypes.c_void_p),
+    ]
+
+
+def gated_convolution(
+    attended: Tensor, values: Tensor, weight: Tensor, bias: Tensor | None, gate: Tensor | None, grid: Grid
+) -> Tensor:
+    """(attended + convolution of the values) ⊙ gate, (B, P + H·W, C), in the dtype of `attended`.
+
+    attended (B, P + H·W, C); values (B, H·W, C), row by row on the grid (H, W); weight (D, 1, k, k) and bias (D,) of a
+    depthwise convolution with zeros around the grid, the same for every head; gate: broadcastable to `attended`, or None for
+    1. The first P tokens are not convolved. Summed in float32 at least on a CPU.
+    """
+    one_dtype = attended.dtype == values.dtype and (gate is None or gate.dtype == attended.dtype)
+    if attended.device.type != "cpu" or attended.dtype not in cpu.STORAGE or not one_dtype or plain_operations_wanted():
+        return plain(attended, values, weight, bias, gate, grid)
+    gate = None if gate is None else gate.expand(attended.shape)
+    if nobody_looks(attended, values, weight, bias, gate):
+        return _convolve(attended, values, weight, bias, gate, *grid)
+    return _forward(attended, values, weight, bias, gate, *grid)
+
+
+def plain(attended: Tensor, values: Tensor, weight: Tensor, bias: Tensor | None, gate: Tensor | None, grid: Grid) -> Tensor:
+    """The same in PyTorch's own operations."""
+    prefix, width = attended.shape[1] - values.shape[1], weight.shape[0]
+    images = values.unflatten(1, grid).unflatten(-1, (-1, width)).permute(0, 3, 4, 1, 2)  # (B, heads, D, H, W)
+    padding = (weight.shape[2] // 2, weight.shape[3] // 2)
+    images = F.conv2d(images.flatten(0, 1), weight, bias, padding=padding, groups=width).unflatten(0, (-1, images.shape[1]))
+    tokens = images.permute(0, 3, 4, 1, 2).flatten(3).flatten(1, 2)  # (B, H·W, C)
+    out = attended + (F.pad(tokens, (0, 0, prefix, 0)) if prefix else tokens)
+    return out if gate is None else out * gate
+
+
+def _convolve(
+    attended: Tensor,
+    values: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gate: Tensor | None,
+    height: int,
+    width: int,
+) -> Tensor:
+    if _library() is None:
+        return _plain_any((attended, values, weight, bias, gate), (height, width)).contiguous()
+    out = torch.empty(attended.shape, dtype=attended.dtype)
+    _call("gated_convolution", weight, bias, (height, width), attended=attended, values=values, gate=gate, out=out)
+    return out
+
+
+_forward = torch.library.custom_op("polaformer::gated_convolution", _convolve, mutates_args=())
+
+
+@_forward.register_fake
+def _(
+    attended: Tensor,
+    values: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gate: Tensor | None,
+    height: int,
+    width: int,
+) -> Tensor:
+    return attended.new_empty(attended.shape)
+
+
+@torch.library.custom_op("polaformer::gated_convolution_backward", mutates_args=())
+def _backward(
+    grad: Tensor,
+    attended: Tensor,
+    values: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gate: Tensor | None,
+    height: int,
+    width: int,
+) -> list[Tensor]:
+    """Of attended, values, weight, then of bias and gate where there are such."""
+    if _library() is None:
+        return _plain_gradients(grad, (attended, values, weight, bias, gate), (height, width))
+    grad_attended, grad_values, grad_gate = (torch.empty(x.shape, dtype=x.dtype) for x in (attended, values, attended))
+    sums = torch.empty((weight.shape[0], weight.shape[2] * weight.shape[3] + 1), dtype=torch.float64)
+    tensors = {"attended": attended, "values": values, "gate": gate, "grad": grad, "grad_values": grad_values}
+    if gate is not None:
+        tensors |= {"grad_attended": grad_attended, "grad_gate": grad_gate}
+    _call("gated_convolution_backward", weight, bias, (height, width), sums, **tensors)
+    found = [
+        grad.clone() if gate is None else grad_attended,
+        grad_values,
+        sums[:, :-1].reshape(weight.shape).to(weight.dtype, copy=True),
+    ]
+    return found + ([] if bias is None else [sums[:, -1].to(bias.dtype, copy=True)]) + ([] if gate is None else [grad_gate])
+
+
+@_backward.register_fake
+def _(
+    grad: Tensor,
+    attended: Tensor,
+    values: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gate: Tensor | None,
+    height: int,
+    width: int,
+) -> list[Tensor]:
+    return [x.new_empty(x.shape) for x in (attended, values, weight, bias, gate) if x is not None]
+
+
+def _plain_gradients(grad: Tensor, tensors: tuple[Tensor | None, ...], grid: Grid) -> list[Tensor]:
+    with torch.enable_grad():
+        leaves = [None if x is None else x.detach().requires_grad_() for x in tensors]
+        out = _plain_any(leaves, grid)
+        there = [x for x in leaves if x is not None]
+        return [g.contiguous() for g in torch.autograd.grad(out, there, grad)]
+
+
+def _plain_any(tensors: Sequence[Tensor | None], grid: Grid) -> Tensor:
+    """The plain form of attended, values, weight, bias and gate, the parameters in the dtype of the values."""
+    attended, values, weight, bias, gate = cast(tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], tensors)
+    return plain(attended, values, weight.to(values.dtype), None if bias is None else bias.to(values.dtype), gate, grid)
+
+
+def _save_for_backward(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    *tensors, ctx.height, ctx.width = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _first_derivative(ctx: Any, grad: Tensor) -> tuple:
+    found = iter(_backward(grad, *ctx.saved_tensors, ctx.height, ctx.width))
+    return *(None if x is None else next(found) for x in ctx.saved_tensors), None, None
+
+
+def _save_for_second_backward(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
+    *tensors, ctx.height, ctx.width = inputs
+    ctx.save_for_backward(*tensors)
+    ctx.set_materialize_grads(False)
+
+
+def _second_derivative(ctx: Any, cotangents: list[Tensor | None]) -> tuple:
+    """Differentiates the plain form twice with autograd: rarely needed, so written for clarity."""
+    third_wanted = torch.is_grad_enabled()
+    with torch.enable_grad():
+        aliases = [
+            None if t is None else t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in ctx.saved_tensors
+        ]
+        grad, *tensors = aliases
+        out = _plain_any(tensors, (ctx.height, ctx.width))
+        gradients = torch.autograd.grad(out, [t for t in tensors if t is not None], grad, create_graph=True)
+        pairs = [(g, c) for g, c in zip(gradients, cotangents, strict=True) if c is not None and g.requires_grad]
+        second = iter(
+            torch.autograd.grad(
+                [g for g, _ in pairs],
+                [t for t in aliases if t is not None],
+                [c for _, c in pairs],
+                create_graph=third_wanted,
+                allow_unused=True,
+            )
+        )
+    return *(None if t is None else next(second) for t in aliases), None, None
+
+
+_forward.register_autograd(_first_derivative, setup_context=_save_for_backward)
+_backward.register_autograd(_second_derivative, setup_context=_save_for_second_backward)
+
+
+@register_flop_formula(torch.ops.polaformer.gated_convolution)
+def _forward_flops(attended: torch.Size, values: torch.Size, weight: torch.Size, *_: Any, **__: Any) -> int:
+    """What PyTorch counts for the convolution."""
+    return 2 * values[0] * values[1] * values[2] * weight[2] * weight[3]
+
+
+@register_flop_formula(torch.ops.polaformer.gated_convolution_backward)
+def _backward_flops(
+    grad: torch.Size, attended: torch.Size, values: torch.Size, weight: torch.Size, bias: Any, gate: Any, *_: Any, **__: Any
+) -> int:
+    """The gradients of values and weight, and the convolution once more for the gradient of the gate."""
+    return (2 if gate is None else 3) * _forward_flops(attended, values, weight)
+
+
+def _call(
+    name: str, weight: Tensor, bias: Tensor | None, grid: Grid, sums: Tensor | None = None, **tensors: Tensor | None
+) -> None:
+    """Fills in the problem and runs the kernel; what it points to lives until it returns."""
+    library = _library()
+    assert library is not None
+    dtype = computing_dtype(cast(Tensor, tensors["values"]))
+    weight = weight.to(dtype).contiguous()
+    bias = None if bias is None else bias.to(dtype).contiguous()
+    there = {key: x if x.stride(-1) == 1 else x.contiguous() for key, x in tensors.items() if x is not None}
+    attended, values = there["attended"], there["values"]
+    problem = Convolution(
+        batch=attended.shape[0],
+        height=grid[0],
+        width=grid[1],
+        prefix=attended.shape[1] - values.shape[1],
+        channels=attended.shape[2],
+        head_width=weight.shape[0],
+        kernel_height=weight.shape[2],
+        kernel_width=weight.shape[3],
+        storage=cpu.STORAGE[attended.dtype],
+        threads=torch.get_num_threads(),
+        poison=cpu.poison,
+        weight=weight.data_ptr(),
+        bias=None if bias is None else bias.data_ptr(),
+        grad_weight=None if sums is None else sums.data_ptr(),
+        **{key: Tokens(x.data_ptr(), *x.stride()[:2]) for key, x in there.items()},
+    )
+    if getattr(library, name)(ctypes.byref(problem)) != 0:
+        raise MemoryError(f"{name}: no memory for the kernel's work on shape {tuple(attended.shape)}")
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    """The kernel, or None where it cannot be built: `polaformer env` says why."""
+    try:
+        return native.load(SOURCE) if cpu.why_not() is None else None
+    except native.BuildError:
+        return None
