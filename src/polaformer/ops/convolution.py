@@ -65,12 +65,26 @@ def gated_convolution(
 def plain(attended: Tensor, values: Tensor, weight: Tensor, bias: Tensor | None, gate: Tensor | None, grid: Grid) -> Tensor:
     """The same in PyTorch's own operations."""
     prefix, width = attended.shape[1] - values.shape[1], weight.shape[0]
-    images = values.unflatten(1, grid).unflatten(-1, (-1, width)).permute(0, 3, 4, 1, 2)  # (B, heads, D, H, W)
-    padding = (weight.shape[2] // 2, weight.shape[3] // 2)
-    images = F.conv2d(images.flatten(0, 1), weight, bias, padding=padding, groups=width).unflatten(0, (-1, images.shape[1]))
-    tokens = images.permute(0, 3, 4, 1, 2).flatten(3).flatten(1, 2)  # (B, H·W, C)
+    images = F.conv2d(_images(values, grid, width), weight, bias, padding=_padding(weight), groups=width)
+    tokens = _tokens(images, values)
     out = attended + (F.pad(tokens, (0, 0, prefix, 0)) if prefix else tokens)
     return out if gate is None else out * gate
+
+
+def _images(tokens: Tensor, grid: Grid, width: int) -> Tensor:
+    """(B, H·W, heads · width) to (B · heads, width, H, W)."""
+    return tokens.unflatten(1, grid).unflatten(-1, (tokens.shape[2] // width, width)).permute(0, 3, 4, 1, 2).flatten(0, 1)
+
+
+def _tokens(images: Tensor, like: Tensor) -> Tensor:
+    """(B · heads, D, H, W) to (B, H·W, heads · D), the shape of `like`."""
+    return (
+        images.unflatten(0, (like.shape[0], like.shape[2] // images.shape[1])).permute(0, 3, 4, 1, 2).flatten(3).flatten(1, 2)
+    )
+
+
+def _padding(weight: Tensor) -> tuple[int, int]:
+    return int(weight.shape[2]) // 2, int(weight.shape[3]) // 2
 
 
 def _convolve(
@@ -147,12 +161,19 @@ def _(
     return [x.new_empty(x.shape) for x in (attended, values, weight, bias, gate) if x is not None]
 
 
-def _plain_gradients(grad: Tensor, tensors: tuple[Tensor | None, ...], grid: Grid) -> list[Tensor]:
-    with torch.enable_grad():
-        leaves = [None if x is None else x.detach().requires_grad_() for x in tensors]
-        out = _plain_any(leaves, grid)
-        there = [x for x in leaves if x is not None]
-        return [g.contiguous() for g in torch.autograd.grad(out, there, grad)]
+def _plain_gradients(grad: Tensor, tensors: Sequence[Tensor | None], grid: Grid) -> list[Tensor]:
+    """What autograd would find for the plain form, which a registered operator cannot ask it."""
+    attended, values, weight, bias, gate = cast(tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], tensors)
+    prefix, width = attended.shape[1] - values.shape[1], weight.shape[0]
+    slope = grad.clone() if gate is None else grad * gate
+    cells = _images(slope[:, prefix:], grid, width)
+    wanted, bias_sizes = [True, True, bias is not None], None if bias is None else [width]
+    geometry = ([1, 1], _padding(weight), [1, 1], False, [0, 0], width)
+    images = _images(values, grid, width)
+    found = torch.ops.aten.convolution_backward(cells, images, weight.to(values.dtype), bias_sizes, *geometry, wanted)
+    gradients = [slope, _tokens(found[0], values).contiguous(), found[1].to(weight.dtype)]
+    gradients += [] if bias is None else [found[2].to(bias.dtype)]
+    return gradients + ([] if gate is None else [grad * _plain_any((attended, values, weight, bias, None), grid)])
 
 
 def _plain_any(tensors: Sequence[Tensor | None], grid: Grid) -> Tensor:

@@ -95,12 +95,13 @@ template <class T, int TOKENS, int COLUMNS>
 INLINE void add_rows(const T* rows, int64_t step, int64_t width, const T* weight, const uint32_t* negative,
                      R<T> (&total)[TOKENS][COLUMNS]) {
     for (int64_t d = 0; d < width; d += lanes<T>) {
-        uint32_t signs[TOKENS];
+        uint64_t signs[TOKENS];
         for (int u = 0; u < TOKENS; u++) signs[u] = negative[(u * width + d) / lanes<T>];
-        for (int i = 0; i < lanes<T>; i++) {
-            const T* pair = rows + 2 * (d + i) * step;
+#pragma GCC unroll 4
+        for (int i = 0; i < lanes<T>; i++, rows += 2 * step) {
             for (int u = 0; u < TOKENS; u++) {
-                const T* row = pair + int64_t(signs[u] >> i & 1) * step;
+                const T* row = rows + (-(signs[u] >> i & 1) & step);
+                asm("" : "+r"(row));  // one address for all columns: compilers would keep one for each
                 const T w = weight[u * width + d + i];
                 for (int c = 0; c < COLUMNS; c++) total[u][c] += w * load_r(row + c * per<T>);
             }

@@ -101,7 +101,7 @@ def checksum(path: Path) -> str:
 
 def build(source: Path, compiler: list[str], folder: Path, name: str) -> Path:
     """Compiles the source, in seconds, and returns where it lies; raises BuildError with the compiler's first complaint."""
-    logger.info("building %s for this processor, once", source.name)
+    logger.warning("polaformer: compiling %s for this processor, once; it takes some seconds", source.name)
     complaint = ""
     with tempfile.TemporaryDirectory(dir=folder) as workshop:
         target = Path(workshop) / source.stem
