@@ -176,7 +176,8 @@ class AttentionLayer(nn.Module):
             k, v = F.linear(keys_from, weight[self.dim :], None if bias is None else bias[self.dim :]).chunk(2, dim=-1)
         if self.key_positions is not None:
             key_grid = self._key_grid(grid) if same_length else self._context_grid(source.shape[1])
-            k = k + self.key_positions(key_grid, self._key_sizes(sizes)).to(k.dtype)
+            table = self.key_positions(key_grid, self._key_sizes(sizes)).to(k.dtype)
+            k = k + table if torch.is_grad_enabled() else k.add_(table)  # nothing else holds what the projection gave
         return q, k, v, mask
 
     def _reduced(self, tokens: Tensor, grid: Grid, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
