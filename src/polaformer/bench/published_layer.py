@@ -1,5 +1,6 @@
 """Our models computed step by step as the authors' code computes them, with the same parameters: a yardstick.
 
+Softmax in windows: scores, bias, softmax and product, one after the other. Polarity attention:
 The two projections apart, the key table added, q and k divided, heads copied apart, four powers, concatenations, four products
 and two divisions, concatenation, heads copied together, the convolution on a permuted copy, sum, gate, projection.
 
@@ -7,19 +8,22 @@ and two divisions, concatenation, heads copied together, the convolution on a pe
 """
 
 import copy
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polaformer.attention import PolaAttention
+from polaformer.attention import PolaAttention, WindowAttention
+from polaformer.attention.core import Bias, Maps, Mask, Size
 from polaformer.attention.gate import LinearGate
+from polaformer.attention.softmax import SoftmaxCore
 from polaformer.attention.tables import Grid
 from polaformer.ops import reference
 
 
 def as_published(model: nn.Module) -> nn.Module:
-    """A copy of the model, parameters of the same names and values, in which every PolaAttention computes as published.
+    """A copy of the model, parameters of the same names and values, in which every attention computes as published.
 
     Raises ValueError for a layer that the authors' code does not have (another polarity, gate or convolution).
     """
@@ -28,7 +32,25 @@ def as_published(model: nn.Module) -> nn.Module:
         if isinstance(layer, PolaAttention):
             parent, _, own = name.rpartition(".")
             setattr(model.get_submodule(parent), own, PublishedLayer(layer))
+        elif isinstance(layer, WindowAttention):
+            layer.core = PublishedSoftmax(cast(SoftmaxCore, layer.core))
     return model
+
+
+class PublishedSoftmax(nn.Module):
+    """Softmax attention by its explicit map, as in the authors' windows."""
+
+    def __init__(self, core: SoftmaxCore) -> None:
+        super().__init__()
+        self.core, self.num_heads, self.head_dim = core, core.num_heads, core.head_dim
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Tensor:
+        """(B, H, N, D) in v's dtype."""
+        return self.core.weights(q, k, mask=mask, bias=bias)["softmax"] @ v
+
+    def weights(self, q: Tensor, k: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Maps:
+        """The explicit map."""
+        return self.core.weights(q, k, mask=mask, bias=bias)
 
 
 class PublishedLayer(nn.Module):
