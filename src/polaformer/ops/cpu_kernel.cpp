@@ -24,7 +24,8 @@ constexpr int64_t PANEL = 4;            // rows of a state that are summed toget
 constexpr double LOWEST = -5.0e5;       // below it an exponent belongs to a zero or to an absent key
 constexpr double BALANCE = 30;          // see Tables
 constexpr int64_t CHUNK = 512;          // tokens that are summed by one thread, at least
-constexpr int64_t MOST_CHUNKS = 64;     // of one head
+constexpr int64_t MOST_CHUNKS = 64;     // of one head, fewer where their states would take more than PARTIAL_BYTES
+constexpr int64_t PARTIAL_BYTES = 4 << 20;
 constexpr int64_t BLOCK_BYTES = 16384;  // features of a block of tokens
 
 struct View {  // (batch, heads, tokens, width), strides in elements, that of the width is 1
@@ -194,7 +195,8 @@ template <class T> struct Sizes {
         direct = storage == (sizeof(T) == 4 ? FLOAT32 : FLOAT64) && padded == width && same == half && columns == width;
     }
     int64_t chunk(int64_t tokens) const {
-        return round_up(std::max(CHUNK, (tokens + MOST_CHUNKS - 1) / MOST_CHUNKS), block);
+        const int64_t most = std::clamp<int64_t>(PARTIAL_BYTES / (2 * padded * columns * int64_t(sizeof(T))), 8, MOST_CHUNKS);
+        return round_up(std::max(CHUNK, (tokens + most - 1) / most), block);
     }
     int64_t num_chunks(int64_t tokens) const { return (tokens + chunk(tokens) - 1) / chunk(tokens); }
 };

@@ -88,8 +88,10 @@ template <class T> INLINE V<T> except(I<T> which, V<T> x) { return {which.a ? R<
 template <class T> INLINE V<T> absolute(V<T> x) {
     return from_bits<T>(bits<T>(x) & std::numeric_limits<typename Lanes<T>::Int>::max());
 }
-// The larger of two; y where one of them is NaN.
+// The larger and the smaller of two; y where one of them is NaN.
 template <class T> INLINE V<T> larger(V<T> x, V<T> y) { return {x.a > y.a ? x.a : y.a, x.b > y.b ? x.b : y.b}; }
+
+template <class T> INLINE V<T> smaller(V<T> x, V<T> y) { return {x.a < y.a ? x.a : y.a, x.b < y.b ? x.b : y.b}; }
 
 // The lanes moved by `by`, cyclically.
 template <class T, class X> INLINE X rotated(X x, int by) {
@@ -146,10 +148,11 @@ template <class T> INLINE void split_log2(V<T> x, V<T>& E, V<T>& F) {
     }
 }
 
-// 2^y for y < 127; 0 below the normal range; NaN stays.
+// 2^y; 0 below the normal range, infinity above; NaN stays.
 template <class T> INLINE V<T> exp2(V<T> y) {
     using L = Lanes<T>;
-    const V<T> z = larger<T>(splat<T>(T(-L::bias)), y);  // from here the exponent's bits below are 0, which is the number 0
+    // At these ends the exponent's bits below are all 0 or all 1: the number 0, or infinity.
+    const V<T> z = smaller<T>(splat<T>(T(L::bias + 1)), larger<T>(splat<T>(T(-L::bias)), y));
     const V<T> moved = z + T(L::magic);
     const V<T> f = z - (moved - T(L::magic));  // |f| <= 1/2
     const I<T> n = bits<T>(moved) - bits<T>(splat<T>(T(L::magic)));

@@ -35,7 +35,12 @@ def load(source: Path) -> ctypes.CDLL:
         raise BuildError("switched off by POLAFORMER_NATIVE=0")
     compiler = find_compiler()
     if compiler is None:
-        raise BuildError("no C++ compiler found (g++, clang++ or c++; the variable CXX can name one)")
+        wanted = os.environ.get("CXX")
+        raise BuildError(
+            f"the variable CXX names {wanted!r}, which is not there"
+            if wanted
+            else "no C++ compiler found (g++, clang++ or c++; the variable CXX can name one)"
+        )
     name = f"{source.stem}-{fingerprint(source, compiler)}"
     try:
         folder = cache_folder()
@@ -49,13 +54,13 @@ def load(source: Path) -> ctypes.CDLL:
 
 
 def find_compiler() -> list[str] | None:
-    """The command of a C++ compiler: that of the variable CXX, or the first that is there."""
+    """The command of a C++ compiler: that of the variable CXX if it is set, else the first that is there; None without one."""
     text = os.environ.get("CXX", "")
     try:
         wanted = shlex.split(text)
     except ValueError:  # an unclosed quotation mark: then it is no list of words
         wanted = [text]
-    for command in ([wanted] if wanted else []) + [["g++"], ["clang++"], ["c++"]]:
+    for command in [wanted] if wanted else [["g++"], ["clang++"], ["c++"]]:
         if shutil.which(command[0]):
             return command
     return None

@@ -1,0 +1,411 @@
+"""Building C++ files on the user's machine: once, whole, and one line where it cannot be.
+
+Most of it with a library of one function, which compiles in a moment.
+"""
+
+import logging
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from oracle import random_inputs, relative_error
+from polaformer.ops import backends, cpu, native, reference
+from polaformer.ops.polarity import polarity_attention
+
+REAL = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
+needs_compiler = pytest.mark.skipif(REAL is None, reason="there is no C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    """An empty cache of this test's own; what the process has built and chosen is forgotten before and afterwards."""
+    folder = tmp_path / "cache"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("POLAFORMER_CACHE", str(folder))
+    for name in ("CXX", "POLAFORMER_NATIVE"):
+        monkeypatch.delenv(name, raising=False)
+    _forget()
+    yield folder
+    _forget()
+
+
+def _forget() -> None:
+    for function in (cpu._library, native._version, backends._fastest, backends._tell_that_the_plain_path_serves):
+        function.cache_clear()
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    path = tmp_path / "sources" / "tiny.cpp"
+    path.parent.mkdir()
+    path.write_text('extern "C" int answer() { return 42; }\n')
+    return path
+
+
+def _script(path: Path, *lines: str) -> str:
+    path.write_text("\n".join(("#!/bin/sh", *lines, "")))
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def compilations(tmp_path, monkeypatch):
+    """A compiler that notes its calls, but for questions after its version; gives the number of them so far."""
+    log = tmp_path / "log"
+    wrapper = _script(tmp_path / "noting-compiler", f'[ "$1" = --version ] || echo "$@" >> {log}', f'exec {REAL} "$@"')
+    monkeypatch.setenv("CXX", wrapper)
+    return lambda: len(log.read_text().splitlines()) if log.exists() else 0
+
+
+def _one_line(source: Path) -> str:
+    """Why it cannot be built."""
+    with pytest.raises(native.BuildError) as caught:
+        native.load(source)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---- what is built, and when ----
+
+
+@needs_compiler
+def test_what_was_built_once_is_not_built_again(source, cache, compilations):
+    for _ in range(3):
+        native._version.cache_clear()
+        assert native.load(source).answer() == 42
+    assert compilations() == 1
+    assert [path.name.rsplit("-", 2)[0] for path in cache.iterdir()] == ["tiny"]
+
+
+@needs_compiler
+def test_a_changed_source_gives_another_file(source, cache, compilations):
+    assert native.load(source).answer() == 42
+    source.write_text(source.read_text().replace("42", "43"))
+    assert native.load(source).answer() == 43
+    assert compilations() == 2
+    source.write_text(source.read_text().replace("43", "42"))
+    assert native.load(source).answer() == 42
+    assert compilations() == 2
+    assert len(list(cache.iterdir())) == 2
+
+
+@needs_compiler
+def test_a_changed_header_gives_another_file(source, compilations):
+    header = source.with_name("number.h")
+    header.write_text("#define NUMBER 1\n")
+    source.write_text('#include "number.h"\nextern "C" int answer() { return NUMBER; }\n')
+    assert native.load(source).answer() == 1
+    header.write_text("#define NUMBER 2\n")
+    assert native.load(source).answer() == 2
+    assert compilations() == 2
+
+
+@needs_compiler
+@pytest.mark.parametrize("changed", ["its name", "its version", "an option in CXX", "our options", "the processor"])
+def test_another_compiler_option_or_processor_gives_another_file(changed, source, cache, compilations, tmp_path, monkeypatch):
+    native.load(source)
+    before = os.environ["CXX"]
+    if changed == "its name":
+        monkeypatch.setenv("CXX", str(shutil.copy(before, tmp_path / "another")))
+    elif changed == "its version":
+        _script(Path(before), '[ "$1" = --version ] && echo 99 && exit', f'exec {REAL} "$@"')
+        native._version.cache_clear()
+    elif changed == "an option in CXX":
+        monkeypatch.setenv("CXX", f"{before} -DNDEBUG")
+    elif changed == "our options":
+        monkeypatch.setattr(native, "OPTIONS", (*native.OPTIONS, "-DNDEBUG"))
+    else:
+        monkeypatch.setattr(native, "_processor", lambda: "another")
+    assert native.load(source).answer() == 42
+    assert len({path.name.rsplit("-", 2)[1] for path in cache.iterdir()}) == 2
+
+
+@needs_compiler
+def test_cxx_may_hold_options_and_paths_with_spaces(source, tmp_path, monkeypatch):
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    compiler = _script(folder / "compiler", f'exec {REAL} "$@"')
+    source.write_text('extern "C" int answer() { return GIVEN; }\n')
+    monkeypatch.setenv("CXX", f"'{compiler}' -DGIVEN=7")
+    assert native.load(source).answer() == 7
+
+
+@needs_compiler
+@pytest.mark.parametrize("unknown", ["-march=native", "-fopenmp"])
+def test_a_compiler_that_does_not_know_an_option_builds_without_it(unknown, source, tmp_path, monkeypatch):
+    refuse = f'case " $* " in *" {unknown} "*) echo "error: unknown {unknown}" >&2; exit 1;; esac'
+    accept = f'exec {REAL} $(echo "$@" | sed s/-mcpu=native//)'  # which this one may not know
+    monkeypatch.setenv("CXX", _script(tmp_path / "older", refuse, accept))
+    assert native.load(source).answer() == 42
+
+
+@needs_compiler
+def test_building_is_told_of_once(source, caplog):
+    with caplog.at_level(logging.INFO, logger="polaformer"):
+        native.load(source)
+        native.load(source)
+    (told,) = (record.getMessage() for record in caplog.records)
+    assert "tiny.cpp for this processor, once" in told
+
+
+# ---- the cache ----
+
+
+@needs_compiler
+@pytest.mark.parametrize("how", ["cut short", "cut in half", "empty", "one byte changed", "text"])
+def test_a_damaged_file_in_the_cache_is_built_again(how, source, cache, compilations):
+    """Loading half a file ends the process, without a word: it must not come to that."""
+    native.load(source)
+    (path,) = cache.iterdir()
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    damaged = {
+        "cut short": whole[:-1],
+        "cut in half": whole[:middle],
+        "empty": b"",
+        "one byte changed": whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :],
+        "text": b"not a library",
+    }[how]
+    path.unlink()  # this process has the whole one in its memory
+    path.write_bytes(damaged)
+    with path.open("rb") as opened:
+        assert _answer_in_a_process_of_its_own(source) == "42"
+        assert opened.read() == damaged, "it was written over, perhaps beneath a process that uses it, and not replaced"
+    assert compilations() == 2
+    assert _answer_in_a_process_of_its_own(source) == "42"
+    assert compilations() == 2
+    assert native.find_built(cache, path.name.rsplit("-", 1)[0]) is not None
+
+
+# Without PyTorch, so that it starts in a moment.
+LOAD = """
+import importlib.util, sys, pathlib
+spec = importlib.util.spec_from_file_location("native", sys.argv[1])
+native = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(native)
+print(native.load(pathlib.Path(sys.argv[2])).answer())
+"""
+
+
+def _start(source: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", LOAD, native.__file__, str(source)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _answer(process: subprocess.Popen[str]) -> str:
+    printed, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, (process.returncode, errors)
+    return printed.strip()
+
+
+def _answer_in_a_process_of_its_own(source: Path) -> str:
+    return _answer(_start(source))
+
+
+@needs_compiler
+def test_processes_that_build_at_the_same_time_both_succeed(source, cache, tmp_path, monkeypatch):
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    wait = f"until [ $(ls {inside} | wc -l) -ge 2 ] || [ $((i = i + 1)) -ge 500 ]; do sleep 0.02; done"
+    compiler = _script(
+        tmp_path / "waiting", f'[ "$1" = --version ] && exec {REAL} "$@"', f"touch {inside}/$$", wait, f'exec {REAL} "$@"'
+    )
+    monkeypatch.setenv("CXX", compiler)
+    assert [_answer(process) for process in [_start(source), _start(source)]] == ["42", "42"]
+    assert len(list(inside.iterdir())) == 2, "they did not build at the same time"
+    assert all(path.suffix == ".so" for path in cache.iterdir())
+    assert native.load(source).answer() == 42
+
+
+@needs_compiler
+def test_nothing_is_left_in_the_cache_but_what_was_built(source, cache, tmp_path, monkeypatch):
+    native.load(source)
+    assert [path.suffix for path in cache.iterdir()] == [".so"]
+    before = sorted(cache.iterdir())
+    source.write_text("this is not C++")
+    _one_line(source)
+    monkeypatch.setenv(
+        "CXX",
+        _script(tmp_path / "leaving", '[ "$1" = --version ] && exit', "for last; do :; done", "echo half > $last", "exit 1"),
+    )
+    _one_line(source)
+    assert sorted(cache.iterdir()) == before
+
+
+@needs_compiler
+def test_the_cache_is_made_for_its_owner_alone(source, tmp_path, monkeypatch):
+    monkeypatch.delenv("POLAFORMER_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of a user"))
+    native.load(source)
+    folder = tmp_path / "of a user" / "polaformer"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert native.cache_folder() == tmp_path / "home" / ".cache" / "polaformer"
+
+
+# ---- where it cannot be ----
+
+
+def _failing(tmp_path, cache, monkeypatch) -> str:
+    lines = ("echo 'In file included from x' >&2", "echo 'x.cpp:1:1: error: no luck' >&2", "echo 'more' >&2", "exit 1")
+    monkeypatch.setenv("CXX", _script(tmp_path / "failing", *lines))
+    return "failing failed: x.cpp:1:1: error: no luck"
+
+
+def _silent(tmp_path, cache, monkeypatch) -> str:
+    monkeypatch.setenv("CXX", _script(tmp_path / "silent", "exit 1"))
+    return "silent failed: it said nothing"
+
+
+def _idle(tmp_path, cache, monkeypatch) -> str:
+    monkeypatch.setenv("CXX", _script(tmp_path / "idle", "exit 0"))
+    return "idle failed: it said nothing"
+
+
+def _no_program(tmp_path, cache, monkeypatch) -> str:
+    (tmp_path / "picture").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
+    (tmp_path / "picture").chmod(0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "picture"))
+    return "picture cannot be run: "
+
+
+def _missing(tmp_path, cache, monkeypatch) -> str:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "")
+    return "no C++ compiler found (g++, clang++ or c++; the variable CXX can name one)"
+
+
+def _another_than_asked_for(tmp_path, cache, monkeypatch) -> str:
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    return "the variable CXX names '/nowhere/g++', which is not there"
+
+
+def _unclosed_quotation(tmp_path, cache, monkeypatch) -> str:
+    monkeypatch.setenv("CXX", "'g++")
+    return "which is not there"
+
+
+def _cache_is_a_file(tmp_path, cache, monkeypatch) -> str:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("POLAFORMER_CACHE", str(tmp_path / "file"))
+    return "no place for the compiled kernel: "
+
+
+def _cache_below_a_file(tmp_path, cache, monkeypatch) -> str:
+    monkeypatch.setenv("POLAFORMER_CACHE", "/dev/null/kernels")
+    return "no place for the compiled kernel: "
+
+
+def _cache_closed(tmp_path, cache, monkeypatch) -> str:
+    if os.getuid() == 0:  # whom a folder's mode does not keep out
+        monkeypatch.setenv("POLAFORMER_CACHE", "/sys")
+    else:
+        cache.chmod(0o500)
+    return "no place for the compiled kernel: "
+
+
+def _cache_open_to_others(tmp_path, cache, monkeypatch) -> str:
+    cache.chmod(0o770)
+    return f"no place for the compiled kernel: {cache} belongs to somebody else or can be written by others; POLAFORMER_CACHE"
+
+
+def _cache_of_somebody_else(tmp_path, cache, monkeypatch) -> str:
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    return f"no place for the compiled kernel: {cache} belongs to somebody else"
+
+
+def _no_home(tmp_path, cache, monkeypatch) -> str:
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("POLAFORMER_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    return "no place for the compiled kernel: Could not determine home directory."
+
+
+def _switched_off(tmp_path, cache, monkeypatch) -> str:
+    monkeypatch.setenv("POLAFORMER_NATIVE", "0")
+    return "switched off by POLAFORMER_NATIVE=0"
+
+
+TROUBLES = [
+    _failing,
+    _silent,
+    _idle,
+    _no_program,
+    _missing,
+    _another_than_asked_for,
+    _unclosed_quotation,
+    _cache_is_a_file,
+    _cache_below_a_file,
+    _cache_closed,
+    _cache_open_to_others,
+    _cache_of_somebody_else,
+    _no_home,
+    _switched_off,
+]
+every_trouble = pytest.mark.parametrize("trouble", TROUBLES, ids=[one.__name__[1:] for one in TROUBLES])
+
+
+@every_trouble
+@needs_compiler
+def test_what_stands_in_the_way_is_said_in_one_line(trouble, source, cache, tmp_path, monkeypatch):
+    assert trouble(tmp_path, cache, monkeypatch) in _one_line(source)
+    assert [path for path in cache.iterdir() if os.access(cache, os.R_OK)] == []
+
+
+@every_trouble
+@needs_compiler
+def test_the_plain_path_serves_with_one_warning_and_the_kernel_is_refused(trouble, cache, tmp_path, monkeypatch):
+    reason = trouble(tmp_path, cache, monkeypatch)
+    found = cpu.why_not()
+    assert reason in found
+    assert "\n" not in found
+    assert not cpu.has_float16()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+            for width in (4, 6):
+                inputs = random_inputs(width=width, dtype=dtype)
+                out = polarity_attention(*inputs)
+                torch.autograd.grad(out.sum(), inputs)
+                assert torch.equal(out, polarity_attention(*inputs, backend="torch"))
+    assert [str(one.message) for one in told] == [f"polaformer: plain PyTorch computes polarity attention, slower: {found}"]
+    with pytest.raises(ValueError, match="backend 'cpu' cannot be used") as caught:
+        polarity_attention(*inputs, backend="cpu")
+    assert found in str(caught.value)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(RuntimeError, match="use backend='torch'") as caught:
+        cpu.forward(*inputs, None, None, 0.0)
+    assert found in str(caught.value)
+
+
+@needs_compiler
+def test_a_library_that_cannot_be_loaded_is_said_in_one_line(source, tmp_path, monkeypatch):
+    source.write_text(
+        'extern "C" int missing_from_everywhere(); extern "C" int answer() { return missing_from_everywhere(); }\n'
+    )
+    monkeypatch.setattr(native, "OPTIONS", (*native.OPTIONS, "-Wl,-z,now"))
+    assert "the compiled kernel cannot be loaded: " in _one_line(source)
+
+
+# ---- the kernel itself ----
+
+
+@needs_compiler
+def test_the_kernel_compiles_here_also_without_threads_and_computes(cache, monkeypatch):
+    monkeypatch.setattr(native, "THREADS", ("",))
+    assert cpu.why_not() is None
+    assert [path.name.rsplit("-", 2)[0] for path in cache.iterdir()] == ["cpu_kernel"]
+    inputs = [x.detach() for x in random_inputs(heads=2, queries=600, keys=90, width=16, dtype=torch.float32)]
+    out = polarity_attention(*inputs, backend="cpu")
+    assert relative_error(out, reference.polarity_attention(*(x.double() for x in inputs))) < 1e-6
