@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from layers import GRID, pola, randomise, tokens
 from oracle import relative_error
@@ -90,3 +91,50 @@ def test_the_layer_exports_to_plain_operations():
     assert all(target.startswith("aten.") or "getitem" in target for target in targets), targets
     x = tokens(batch=3).float()
     torch.testing.assert_close(program.module()(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+def _dilated() -> nn.Conv2d:
+    return nn.Conv2d(16, 16, 3, padding=2, dilation=2, groups=16)
+
+
+def test_a_convolution_of_another_kind_is_called_and_not_taken_for_a_plain_one():
+    layer = PolaAttention(32, 2, kernel_size=3).double()
+    layer.conv = _dilated().double()
+    x = torch.randn(1, 25, 32, dtype=torch.float64)
+    found = layer(x, grid=(5, 5))
+    with torch.no_grad():
+        plain = PolaAttention(32, 2, kernel_size=5).double()
+        plain.load_state_dict({k: v for k, v in layer.state_dict().items() if "conv" not in k}, strict=False)
+        plain.conv.weight.zero_()[..., ::2, ::2] = layer.conv.weight
+        plain.conv.bias.copy_(layer.conv.bias)
+    torch.testing.assert_close(found, plain(x, grid=(5, 5)), rtol=1e-10, atol=1e-12)
+
+
+def test_hooks_and_pruning_of_the_convolution_work():
+    layer, x = PolaAttention(32, 2), torch.randn(1, 25, 32)
+    calls = []
+    handle = layer.conv.register_forward_hook(lambda module, inputs, output: calls.append(output.shape))
+    layer(x, grid=(5, 5))
+    handle.remove()
+    assert len(calls) == 1
+    prune.random_unstructured(layer.conv, "weight", amount=0.5)
+    for _ in range(2):
+        layer(x, grid=(5, 5)).sum().backward()
+    assert layer.conv.weight_orig.grad is not None
+
+
+def test_a_profiler_sees_our_operators_also_in_inference():
+    layer, x = PolaAttention(32, 2), torch.randn(1, 25, 32)
+    with torch.inference_mode(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        layer(x, grid=(5, 5))
+    assert {"polaformer::polarity_attention", "polaformer::gated_convolution"} <= {event.name for event in profiler.events()}
+
+
+def test_what_a_hook_saw_of_the_projection_is_not_changed_afterwards():
+    layer, x = PolaAttention(32, 2, key_positions=(5, 5)), torch.randn(1, 25, 32)
+    nn.init.ones_(layer.key_positions.rows)
+    seen = []
+    layer.qkv.register_forward_hook(lambda module, inputs, output: seen.append((output, output.clone())))
+    with torch.no_grad():
+        layer(x, grid=(5, 5))
+    assert torch.equal(*seen[0])

@@ -1,5 +1,8 @@
 """The tail of the layer, (attended + convolution) ⊙ gate: the native kernel against PyTorch's own convolution in float64."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -20,6 +23,7 @@ CASES = {
     "a kernel of one": (2, 0, (4, 4), 2, 7, (1, 1), True, True),
     "several strips": (1, 1, (61, 150), 1, 17, (5, 5), True, True),
     "eleven taps": (1, 0, (12, 13), 2, 9, (3, 11), True, True),
+    "a row in several pieces": (1, 1, (2, 700), 1, 6, (5, 5), True, True),
     "no samples": (0, 0, (4, 4), 2, 8, (5, 5), True, True),
 }
 
@@ -112,6 +116,43 @@ def test_opcheck_passes_for_both_registered_operators(case):
     torch.library.opcheck(torch.ops.polaformer.gated_convolution.default, (*inputs, *grid))
     arguments = (torch.randn_like(inputs[0]), *inputs, *grid)
     torch.library.opcheck(torch.ops.polaformer.gated_convolution_backward.default, arguments)
+
+
+def test_a_gradient_that_lies_otherwise_changes_no_stride_of_the_result():
+    inputs, grid = tensors("neither gate nor bias", torch.float32)
+    grad = torch.randn_like(inputs[0]).mT.contiguous().mT
+    torch.library.opcheck(torch.ops.polaformer.gated_convolution_backward.default, (grad, *inputs, *grid))
+
+
+def test_the_kernel_is_left_alone_where_its_compiler_knew_no_float16(monkeypatch):
+    inputs, grid = tensors("a grid", torch.float16)
+    monkeypatch.setattr(cpu, "has_float16", lambda: False)
+    monkeypatch.setattr(convolution, "_call", None)
+    gated_convolution(*inputs, grid).sum().backward()
+
+
+def test_a_default_device_is_not_taken_for_that_of_the_tensors():
+    inputs, grid = tensors("a grid", torch.float32)
+    wanted = with_gradients(gated_convolution, inputs, grid, torch.ones_like(inputs[0]))
+    ones = torch.ones_like(inputs[0])
+    with torch.device("meta"):
+        found = with_gradients(gated_convolution, inputs, grid, ones)
+        with torch.no_grad():
+            assert torch.equal(gated_convolution(*inputs, grid), wanted[0])
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_a_long_sequence_takes_no_room_of_its_length():
+    """The kernel's own memory is for a piece of a row; kept between calls, it shows as growth of the process."""
+    program = (
+        "import torch; from polaformer.ops.convolution import gated_convolution as f\n"
+        "def high(): return int(next(l for l in open('/proc/self/status') if l.startswith('VmHWM')).split()[1])\n"
+        "w = torch.randn(16, 1, 5, 5); x = torch.randn(1, 300_000, 16)\n"
+        "f(x[:, :10], x[:, :10], w, None, None, (1, 10)); before = high()\n"
+        "out = f(x, x, w, None, None, (1, 300_000)); print(high() - before)"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert int(found.stdout) < 19_200 + 8_000  # kB: the result, and a little
 
 
 def test_without_a_compiler_the_registered_operators_give_the_same(monkeypatch):

@@ -591,3 +591,37 @@ def test_subnormal_numbers_count(dtype):
     assert (k.abs() < smallest).any()
     wanted = reference.polarity_attention(*(x.detach().double() for x in (q * 2.0**20, k * 2.0**20, v, power)))
     assert relative_error(by_kernel(q, k, v, power), wanted) < LIMITS[dtype][0]
+
+
+def test_large_powers_of_tiny_numbers_are_not_taken_for_zeros():
+    q, k, v, power = (x.detach() for x in random_inputs(dtype=torch.float32, power=3000.0))
+    q, k = q.sign() * 1e-30 * (1 + 1e-4 * q.abs()), k.sign() * 1e-30 * (1 + 1e-4 * k.abs())
+    out = cpu.forward(q, k, v, power, None, None, 0.0)[0]
+    wanted = reference.polarity_attention(q.double(), k.double(), v.double(), power.double())
+    assert relative_error(out, wanted) < 2e-3
+
+
+def test_results_lie_by_the_strides_that_were_given_not_by_those_of_a_copy():
+    q, k, v = (torch.randn(2, 5, 3, 64)[..., ::2].transpose(1, 2) for _ in range(3))
+    arguments = (q, k, v, torch.full((3, 32), 3.0), None, None, 0.0, "cpu")
+    torch.library.opcheck(torch.ops.polaformer.polarity_attention.default, arguments)
+
+
+@pytest.mark.numerics
+@pytest.mark.parametrize("options", ["-mno-avx", "-D__AVX512F__", "-U__FLT16_MAX__"])
+def test_other_widths_of_vectors_and_older_compilers_compute_the_same(options, tmp_path):
+    program = (
+        "import torch, sys; sys.path.insert(0, 'tests')\n"
+        "from polaformer import PolaAttention\n"
+        "from oracle import *; from polaformer.ops.polarity import polarity_attention as f\n"
+        "for width in (2, 5, 8, 17, 32, 64):\n"
+        "    for dtype, limit in ((torch.float32, 2e-6), (torch.float64, 1e-12), (torch.float16, 1e-3)):\n"
+        "        inputs = random_inputs(queries=70, keys=67, width=width, dtype=dtype); g = torch.randn_like(inputs[0])\n"
+        "        errors = [relative_error(a, b) for a, b in zip(with_gradients(f, inputs, g), truth(inputs, g))]\n"
+        "        assert max(errors) < limit, (width, dtype, errors)\n"
+        "layer = PolaAttention(64, 2); x = torch.randn(1, 49, 64)\n"
+        "wide = layer(x, (7, 7)); half = layer.half()(x.half(), (7, 7)); assert relative_error(half, wide) < 5e-3\n"
+    )
+    environment = os.environ | {"CXX": f"g++ {options}", "POLAFORMER_CACHE": str(tmp_path)}
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=environment)
+    assert found.returncode == 0, found.stderr

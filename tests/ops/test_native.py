@@ -409,3 +409,13 @@ def test_the_kernel_compiles_here_also_without_threads_and_computes(cache, monke
     inputs = [x.detach() for x in random_inputs(heads=2, queries=600, keys=90, width=16, dtype=torch.float32)]
     out = polarity_attention(*inputs, backend="cpu")
     assert relative_error(out, reference.polarity_attention(*(x.double() for x in inputs))) < 1e-6
+
+
+@needs_compiler
+def test_a_relative_cache_and_one_in_the_home_folder_work(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for wanted in ("kernels", "~/others"):
+        monkeypatch.setenv("POLAFORMER_CACHE", wanted)
+        assert native.load(source).answer() == 42
+    assert {path.name for path in tmp_path.iterdir()} >= {"kernels", "others"}

@@ -7,6 +7,7 @@ The same filters serve every head. A sequence is a grid of one row, on which a k
 """
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,18 @@ def create_convolution(kind: str | None, head_dim: int, kernel_size: tuple[int, 
         padding = (kernel_size[0] // 2, kernel_size[1] // 2)
         return nn.Conv2d(head_dim, head_dim, kernel_size, padding=padding, groups=head_dim)
     return DeformableConvolution(head_dim, kernel_size)
+
+
+def is_plain_depthwise(module: nn.Module | None) -> TypeGuard[nn.Conv2d]:
+    """Whether the module does what `create_convolution` gave it to do and no more, so that its parameters say everything.
+
+    Hooks, pruning, parametrisations and other strides or paddings want the module itself to be called.
+    """
+    if type(module) is not nn.Conv2d or module._forward_hooks or module._forward_pre_hooks:
+        return False
+    same_size = module.padding == (module.kernel_size[0] // 2, module.kernel_size[1] // 2) and module.padding_mode == "zeros"
+    depthwise = module.groups == module.in_channels == module.out_channels
+    return same_size and depthwise and module.stride == (1, 1) and module.dilation == (1, 1)
 
 
 class DeformableConvolution(nn.Module):

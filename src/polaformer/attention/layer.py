@@ -26,7 +26,7 @@ from polaformer.attention.checks import (
     check_tokens,
     check_width,
 )
-from polaformer.attention.convolution import convolve_tokens, create_convolution, stretch_tokens
+from polaformer.attention.convolution import convolve_tokens, create_convolution, is_plain_depthwise, stretch_tokens
 from polaformer.attention.core import Core
 from polaformer.attention.gate import LinearGate, MatrixGate
 from polaformer.attention.parameter_names import translate_published_names
@@ -176,8 +176,7 @@ class AttentionLayer(nn.Module):
             k, v = F.linear(keys_from, weight[self.dim :], None if bias is None else bias[self.dim :]).chunk(2, dim=-1)
         if self.key_positions is not None:
             key_grid = self._key_grid(grid) if same_length else self._context_grid(source.shape[1])
-            table = self.key_positions(key_grid, self._key_sizes(sizes)).to(k.dtype)
-            k = k + table if torch.is_grad_enabled() else k.add_(table)  # nothing else holds what the projection gave
+            k = k + self.key_positions(key_grid, self._key_sizes(sizes)).to(k.dtype)
         return q, k, v, mask
 
     def _reduced(self, tokens: Tensor, grid: Grid, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -199,7 +198,7 @@ class AttentionLayer(nn.Module):
         cells = v[:, self.num_prefix_tokens :]
         if self.key_reduction is not None:
             cells = stretch_tokens(cells, self._key_grid(grid), grid, self._key_sizes(sizes), sizes)
-        if isinstance(self.conv, nn.Conv2d):
+        if is_plain_depthwise(self.conv):
             return gated_convolution(out, cells, self.conv.weight, self.conv.bias, gate, grid)
         assert self.conv is not None
         out = out + F.pad(convolve_tokens(self.conv, cells, grid, self.num_heads), (0, 0, self.num_prefix_tokens, 0))

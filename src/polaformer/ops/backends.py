@@ -78,6 +78,8 @@ def status() -> tuple[Status, ...]:
     found = []
     for name, what in WHAT.items():
         reason = MODULES[name].why_not() if name in MODULES else None
+        if name == "cpu" and reason is None and not cpu.has_threads():
+            what = f"{what}, on one thread: its compiler knew no OpenMP"
         found.append(Status(name, reason is None, what if reason is None else reason))
     return tuple(found)
 
@@ -90,8 +92,11 @@ def _fastest(device: str, dtype: torch.dtype, width: int) -> str:
         if reason is None:
             return "cpu"
         _tell_that_the_plain_path_serves(reason)
-    elif device == "cuda" and _why_not_for("triton", device, dtype, width) is None:
-        return "triton"
+    if device == "cuda":
+        reason = _why_not_for("triton", device, dtype, width)
+        if reason is None:
+            return "triton"
+        _tell_that_the_plain_path_serves(reason)
     return "torch"
 
 

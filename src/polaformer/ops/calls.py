@@ -18,15 +18,17 @@ def plain_operations_wanted() -> bool:
 
 
 def nobody_looks(*tensors: Tensor | None) -> bool:
-    """Whether a registered operator may be left out, which saves a tenth of a millisecond: as in inference.
+    """Whether a registered operator may be left out, as in inference: it costs as much as the kernel does on a few tokens.
 
-    Nothing may need it: no derivative, no compiler or tracer, no mode that counts or fakes operations, no special tensors.
+    Nothing may need it: no derivative, no compiler, tracer or profiler, no mode that counts or fakes operations, no special
+    tensors.
     """
     there = [tensor for tensor in tensors if tensor is not None]
     return not (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
         or torch._C._len_torch_dispatch_stack() > 0
+        or torch.autograd.profiler._is_profiler_enabled
         or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in there))
         or any(type(tensor) not in (Tensor, nn.Parameter) or tensor.device.type not in ("cpu", "cuda") for tensor in there)
     )

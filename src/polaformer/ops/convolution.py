@@ -8,6 +8,7 @@ is no compiler, it is written with PyTorch's convolution.
 
 import ctypes
 import functools
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -53,13 +54,19 @@ def gated_convolution(
     depthwise convolution with zeros around the grid, the same for every head; gate: broadcastable to `attended`, or None for
     1. The first P tokens are not convolved. Summed in float32 at least on a CPU.
     """
-    one_dtype = attended.dtype == values.dtype and (gate is None or gate.dtype == attended.dtype)
-    if attended.device.type != "cpu" or attended.dtype not in cpu.STORAGE or not one_dtype or plain_operations_wanted():
-        return plain(attended, values, weight, bias, gate, grid)
+    if plain_operations_wanted() or not _is_known(attended, values, gate):
+        return _plain_any((attended, values, weight, bias, gate), grid)
     gate = None if gate is None else gate.expand(attended.shape)
     if nobody_looks(attended, values, weight, bias, gate):
         return _convolve(attended, values, weight, bias, gate, *grid)
     return _forward(attended, values, weight, bias, gate, *grid)
+
+
+def _is_known(attended: Tensor, values: Tensor, gate: Tensor | None) -> bool:
+    """Whether the kernel takes such tensors: on the CPU, of one dtype, which it knows."""
+    one_dtype = attended.dtype == values.dtype and (gate is None or gate.dtype == attended.dtype)
+    known = attended.dtype in cpu.STORAGE and (attended.dtype != torch.float16 or cpu.has_float16())
+    return attended.device.type == "cpu" and one_dtype and known
 
 
 def plain(attended: Tensor, values: Tensor, weight: Tensor, bias: Tensor | None, gate: Tensor | None, grid: Grid) -> Tensor:
@@ -98,7 +105,7 @@ def _convolve(
 ) -> Tensor:
     if _library() is None:
         return _plain_any((attended, values, weight, bias, gate), (height, width)).contiguous()
-    out = torch.empty(attended.shape, dtype=attended.dtype)
+    out = attended.new_empty(attended.shape)
     _call("gated_convolution", weight, bias, (height, width), attended=attended, values=values, gate=gate, out=out)
     return out
 
@@ -133,14 +140,14 @@ def _backward(
     """Of attended, values, weight, then of bias and gate where there are such."""
     if _library() is None:
         return _plain_gradients(grad, (attended, values, weight, bias, gate), (height, width))
-    grad_attended, grad_values, grad_gate = (torch.empty(x.shape, dtype=x.dtype) for x in (attended, values, attended))
-    sums = torch.empty((weight.shape[0], weight.shape[2] * weight.shape[3] + 1), dtype=torch.float64)
+    grad_attended, grad_values, grad_gate = (x.new_empty(x.shape) for x in (attended, values, attended))
+    sums = weight.new_empty((weight.shape[0], weight.shape[2] * weight.shape[3] + 1), dtype=torch.float64)
     tensors = {"attended": attended, "values": values, "gate": gate, "grad": grad, "grad_values": grad_values}
     if gate is not None:
         tensors |= {"grad_attended": grad_attended, "grad_gate": grad_gate}
     _call("gated_convolution_backward", weight, bias, (height, width), sums, **tensors)
     found = [
-        grad.clone() if gate is None else grad_attended,
+        _dense_copy(grad) if gate is None else grad_attended,
         grad_values,
         sums[:, :-1].reshape(weight.shape).to(weight.dtype, copy=True),
     ]
@@ -165,7 +172,7 @@ def _plain_gradients(grad: Tensor, tensors: Sequence[Tensor | None], grid: Grid)
     """What autograd would find for the plain form, which a registered operator cannot ask it."""
     attended, values, weight, bias, gate = cast(tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], tensors)
     prefix, width = attended.shape[1] - values.shape[1], weight.shape[0]
-    slope = grad.clone() if gate is None else grad * gate
+    slope = _dense_copy(grad if gate is None else grad * gate)
     cells = _images(slope[:, prefix:], grid, width)
     wanted, bias_sizes = [True, True, bias is not None], None if bias is None else [width]
     geometry = ([1, 1], _padding(weight), [1, 1], False, [0, 0], width)
@@ -173,7 +180,12 @@ def _plain_gradients(grad: Tensor, tensors: Sequence[Tensor | None], grid: Grid)
     found = torch.ops.aten.convolution_backward(cells, images, weight.to(values.dtype), bias_sizes, *geometry, wanted)
     gradients = [slope, _tokens(found[0], values).contiguous(), found[1].to(weight.dtype)]
     gradients += [] if bias is None else [found[2].to(bias.dtype)]
-    return gradients + ([] if gate is None else [grad * _plain_any((attended, values, weight, bias, None), grid)])
+    return gradients + ([] if gate is None else [_dense_copy(grad * _plain_any((attended, values, weight, bias, None), grid))])
+
+
+def _dense_copy(x: Tensor) -> Tensor:
+    """A copy whose strides are those of a new tensor, as the registration promises."""
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _plain_any(tensors: Sequence[Tensor | None], grid: Grid) -> Tensor:
@@ -248,7 +260,7 @@ def _call(
     dtype = computing_dtype(cast(Tensor, tensors["values"]))
     weight = weight.to(dtype).contiguous()
     bias = None if bias is None else bias.to(dtype).contiguous()
-    there = {key: x if x.stride(-1) == 1 else x.contiguous() for key, x in tensors.items() if x is not None}
+    there = {key: cpu.readable(x) for key, x in tensors.items() if x is not None}
     attended, values = there["attended"], there["values"]
     problem = Convolution(
         batch=attended.shape[0],
@@ -273,8 +285,11 @@ def _call(
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    """The kernel, or None where it cannot be built: `polaformer env` says why."""
+    """The kernel, or None where it cannot be built."""
+    if cpu.why_not() is not None:  # which was told, or will be
+        return None
     try:
-        return native.load(SOURCE) if cpu.why_not() is None else None
-    except native.BuildError:
+        return native.load(SOURCE)
+    except native.BuildError as error:
+        warnings.warn(f"polaformer: plain PyTorch computes the layer's convolution and gate, slower: {error}", stacklevel=2)
         return None

@@ -48,6 +48,12 @@ def why_not() -> str | None:
     return _library()[1]
 
 
+def has_threads() -> bool:
+    """Whether the kernel's compiler knew OpenMP."""
+    library = _library()[0]
+    return library is not None and bool(library.has_threads())
+
+
 def has_float16() -> bool:
     """Whether the kernel's compiler knew float16."""
     library = _library()[0]
@@ -70,9 +76,8 @@ def forward(
     shifted: False computes the features as they stand, which overflows where the published form does: to measure what safety
     costs.
     """
-    q, k, v = _readable(q), _readable(k), _readable(v)
     out, norms = empty_like_heads(q), q.new_empty((*q.shape[:3], 2), dtype=computing_dtype(q))
-    views = {"q": q, "k": k, "v": v, "out": out}
+    views = {"q": readable(q), "k": readable(k), "v": readable(v), "out": out}
     _call("polarity_attention", views, power, scale, mask, norms, eps=eps, shifted=shifted)
     return out, norms
 
@@ -88,10 +93,10 @@ def backward(
     mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """The gradients of q, k, v, power and scale; norms as `forward` returned them, eps included."""
-    q, k, v, grad = _readable(q), _readable(k), _readable(v), _readable(grad)
     grad_q, grad_k, grad_v = empty_like_heads(q), empty_like_heads(k), empty_like_heads(v)
-    views = {"q": q, "k": k, "v": v, "grad": grad, "grad_q": grad_q, "grad_k": grad_k, "grad_v": grad_v}
-    sums = torch.empty((2, *power.shape), dtype=torch.float64)
+    views = {name: readable(x) for name, x in {"q": q, "k": k, "v": v, "grad": grad}.items()}
+    views |= {"grad_q": grad_q, "grad_k": grad_k, "grad_v": grad_v}
+    sums = power.new_empty((2, *power.shape), dtype=torch.float64)
     _call("polarity_attention_backward", views, power, scale, mask, norms.contiguous(), sums)
     grad_scale = None if scale is None else (sums[1] / scale.double()).to(scale.dtype)
     return grad_q, grad_k, grad_v, sums[0].to(power.dtype), grad_scale
@@ -141,7 +146,7 @@ def _call(
         raise MemoryError(f"{name}: no memory for the kernel's work on shape {tuple(q.shape)}")
 
 
-def _readable(x: Tensor) -> Tensor:
+def readable(x: Tensor) -> Tensor:
     """x, copied only if its rows are not contiguous."""
     return x if x.stride(-1) == 1 else x.contiguous()
 

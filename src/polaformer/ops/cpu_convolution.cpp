@@ -4,7 +4,8 @@
 //
 // on tokens as they lie, (batch, prefix + height width, channels), in one pass: no images, no copies, nothing in between. The
 // first `prefix` tokens are not convolved. A task takes some rows of the grid and a group of channels: their values are copied
-// once, with a border of zeros, to where they stay in the cache, and every product reads them there.
+// once, with a border of zeros, to where they stay in the cache, and every product reads them there. Long rows are cut into
+// pieces, so that a task's room does not grow with the number of tokens.
 //
 // Results do not depend on the number of threads: tasks are cut by the sizes alone, and their sums are added in order.
 
@@ -15,6 +16,7 @@ namespace {
 constexpr int64_t TILE = 6;                 // neighbouring tokens that are summed together
 constexpr int64_t AHEAD = 12;               // tokens that are asked for before they are needed
 constexpr int64_t ROOM_BYTES = 256 * 1024;  // for the rows of a task
+constexpr int64_t LONGEST_ROW = 256;
 
 struct Tokens {  // (batch, tokens, channels), strides in elements, that of the channels is 1
     void* data;
@@ -28,35 +30,43 @@ struct Convolution {  // the same fields in the same order as in convolution.py
     double* grad_weight;  // (head width, kernel height · kernel width + 1): the last is that of the bias
 };
 
-template <class T> struct Group {  // of channels: two registers
-    R<T> a, b;
+template <class T> constexpr int64_t GROUP = lanes<T>;  // of channels: a pair of registers
+
+// How the grid is cut: into pieces of some rows and columns.
+template <class T> struct Cut {
+    int64_t columns, rows, across, down;  // of a piece; pieces beside and below each other
+    explicit Cut(const Convolution& c) {
+        columns = std::min<int64_t>(c.width, LONGEST_ROW);
+        const int64_t row_bytes = row_step(c) * int64_t(sizeof(T));
+        rows = std::clamp<int64_t>(ROOM_BYTES / row_bytes - c.kernel_height + 1, std::min<int64_t>(4, c.height), c.height);
+        across = (c.width + columns - 1) / columns;
+        down = (c.height + rows - 1) / rows;
+    }
+    int64_t row_step(const Convolution& c) const { return (columns + c.kernel_width - 1 + TILE) * GROUP<T>; }
+    int64_t room(const Convolution& c) const { return (rows + c.kernel_height - 1) * row_step(c); }
 };
-template <class T> constexpr int64_t GROUP = 2 * per<T>;
-template <class T> INLINE Group<T> take(const T* from) { return {load_r(from), load_r(from + per<T>)}; }
-template <class T> INLINE void put(T* to, Group<T> x) { store_r<T>(to, x.a), store_r<T>(to + per<T>, x.b); }
 
 template <class T> class Task {
   public:
-    Task(const Convolution& c, int64_t strip_rows, Arena& arena)
-        : c(c), strip_rows(strip_rows), taps(c.kernel_height * c.kernel_width), row_step((c.width + c.kernel_width - 1 + TILE) * GROUP<T>),
-          values(arena.take<T>(room(c, strip_rows))), slopes(arena.take<T>(room(c, strip_rows))),
-          weights(arena.take<T>(taps * GROUP<T>)), flipped(arena.take<T>(taps * GROUP<T>)), bias(arena.take<T>(GROUP<T>)) {
+    Task(const Convolution& c, const Cut<T>& cut, bool is_backward, Arena& arena)
+        : c(c), cut(cut), taps(c.kernel_height * c.kernel_width), row_step(cut.row_step(c)), values(arena.take<T>(cut.room(c))),
+          slopes(is_backward ? arena.take<T>(cut.room(c)) : nullptr), weights(arena.take<T>(taps * GROUP<T>)),
+          flipped(arena.take<T>(taps * GROUP<T>)), bias(arena.take<T>(GROUP<T>)) {
         // The tile at the end of a row reads beyond it; what it finds is not used, but should be numbers.
-        std::fill_n(values, room(c, strip_rows), T(0));
-        std::fill_n(slopes, room(c, strip_rows), T(0));
+        std::fill_n(values, cut.room(c), T(0));
+        if (is_backward) std::fill_n(slopes, cut.room(c), T(0));
     }
-    static int64_t room(const Convolution& c, int64_t strip_rows) {
-        return (strip_rows + c.kernel_height - 1) * (c.width + c.kernel_width - 1 + TILE) * GROUP<T>;
-    }
-    static int64_t bytes(const Convolution& c, int64_t strip_rows) {
-        const int64_t taps = c.kernel_height * c.kernel_width;
-        return (2 * room(c, strip_rows) + (2 * taps + 1) * GROUP<T>) * sizeof(T) + 6 * 64;
+    static int64_t bytes(const Convolution& c, const Cut<T>& cut) {
+        return (2 * cut.room(c) + (2 * c.kernel_height * c.kernel_width + 1) * GROUP<T>) * sizeof(T) + 6 * 64;
     }
 
-    void start(int64_t which_sample, int64_t which_strip, int64_t which_group) {
+    void start(int64_t which_sample, int64_t which_piece, int64_t which_group) {
         sample = which_sample;
-        first = which_strip * strip_rows;
-        last = std::min(c.height, first + strip_rows);
+        top = which_piece / cut.across * cut.rows;
+        bottom = std::min(c.height, top + cut.rows);
+        left = which_piece % cut.across * cut.columns;
+        right = std::min(c.width, left + cut.columns);
+        has_prefix = which_piece == 0;
         channel = which_group * GROUP<T>;
         count = std::min(GROUP<T>, c.channels - channel);
         direct = count == GROUP<T> && c.storage == (sizeof(T) == 4 ? FLOAT32 : FLOAT64);
@@ -72,9 +82,9 @@ template <class T> class Task {
 
     void forward() {
         fill(values, [&](int64_t cell) { return read(c.values, cell); });
-        for (int64_t y = first; y < last; y++)
-            convolve(values, weights, y, [&](int64_t cell, Group<T> sum) { finish(cell + c.prefix, sum); });
-        for (int64_t token = 0; first == 0 && token < c.prefix; token++) finish(token, Group<T>{});
+        for (int64_t y = top; y < bottom; y++)
+            convolve(values, weights, y, [&](int64_t cell, V<T> sum) { finish(cell + c.prefix, sum); });
+        for (int64_t token = 0; has_prefix && token < c.prefix; token++) finish(token, V<T>{});
     }
 
     // sums (taps + 1, group): of the weights and of the bias, for this task.
@@ -82,67 +92,65 @@ template <class T> class Task {
         fill(values, [&](int64_t cell) { return read(c.values, cell); });
         fill(slopes, [&](int64_t cell) { return slope(cell + c.prefix); });
         std::fill_n(sums, (taps + 1) * GROUP<T>, T(0));
-        for (int64_t y = first; y < last; y++) {
+        for (int64_t y = top; y < bottom; y++) {
             if (c.gate.data)
-                convolve(values, weights, y, [&](int64_t cell, Group<T> sum) { gate_backward(cell + c.prefix, sum); });
-            convolve(slopes, flipped, y, [&](int64_t cell, Group<T> sum) { write(c.grad_values, cell, sum); });
+                convolve(values, weights, y, [&](int64_t cell, V<T> sum) { gate_backward(cell + c.prefix, sum); });
+            convolve(slopes, flipped, y, [&](int64_t cell, V<T> sum) { write(c.grad_values, cell, sum); });
             weights_backward(y, sums);
         }
-        for (int64_t token = 0; c.gate.data && first == 0 && token < c.prefix; token++) gate_backward(token, Group<T>{});
+        for (int64_t token = 0; c.gate.data && has_prefix && token < c.prefix; token++) gate_backward(token, V<T>{});
     }
 
   private:
     const Convolution& c;
-    const int64_t strip_rows, taps, row_step;
-    T *values, *slopes;  // (rows of the strip and around it, width and around it, group)
+    const Cut<T>& cut;
+    const int64_t taps, row_step;
+    T *values, *slopes;  // (rows of the piece and around it, columns of the piece and around it, group)
     T *weights, *flipped, *bias;
-    int64_t sample, first, last, channel, count;
-    bool direct;  // channels are used where they lie
+    int64_t sample, top, bottom, left, right, channel, count;
+    bool has_prefix, direct;  // direct: channels are used where they lie
 
-    Group<T> read(const Tokens& tokens, int64_t token) const {
+    V<T> read(const Tokens& tokens, int64_t token) const {
         const int64_t at = sample * tokens.batch + token * tokens.token + channel;
         // Tokens lie far apart, and a group is a cache line of each: the processor does not guess what comes next.
         if (direct) __builtin_prefetch(static_cast<const T*>(tokens.data) + at + AHEAD * tokens.token);
-        if (direct) return take(static_cast<const T*>(tokens.data) + at);
+        if (direct) return load(static_cast<const T*>(tokens.data) + at);
         T room[GROUP<T>] = {};
         widen(tokens.data, at, c.storage, count, room);
-        return take(room);
+        return load(room);
     }
-    void write(const Tokens& tokens, int64_t token, Group<T> x) const {
+    void write(const Tokens& tokens, int64_t token, V<T> x) const {
         const int64_t at = sample * tokens.batch + token * tokens.token + channel;
-        if (direct) return put(static_cast<T*>(tokens.data) + at, x);
+        if (direct) return store<T>(static_cast<T*>(tokens.data) + at, x);
         T room[GROUP<T>];
-        put(room, x);
+        store<T>(room, x);
         narrow(room, count, tokens.data, at, c.storage);
     }
 
-    // The rows first - border … last + border of the grid, zeros around them.
+    // The piece and what is around it, zeros beyond the grid.
     template <class Read> void fill(T* rows, Read read_cell) const {
-        const int64_t above = c.kernel_height / 2, left = c.kernel_width / 2;
-        for (int64_t y = first - above; y < last + above; y++) {
-            T* row = rows + (y - first + above) * row_step;
-            if (y < 0 || y >= c.height) {
-                std::fill_n(row, (c.width + 2 * left) * GROUP<T>, T(0));
-                continue;
-            }
-            std::fill_n(row, left * GROUP<T>, T(0));
-            for (int64_t x = 0; x < c.width; x++) put(row + (left + x) * GROUP<T>, read_cell(y * c.width + x));
-            std::fill_n(row + (left + c.width) * GROUP<T>, left * GROUP<T>, T(0));
+        const int64_t above = c.kernel_height / 2, beside = c.kernel_width / 2;
+        const int64_t begin = std::max<int64_t>(0, left - beside), end = std::min(c.width, right + beside);
+        for (int64_t y = std::max<int64_t>(0, top - above); y < std::min(c.height, bottom + above); y++) {
+            T* row = rows + (y - top + above) * row_step;
+            std::fill_n(row, (begin - (left - beside)) * GROUP<T>, T(0));
+            for (int64_t x = begin; x < end; x++) store<T>(row + (x - left + beside) * GROUP<T>, read_cell(y * c.width + x));
+            std::fill_n(row + (end - left + beside) * GROUP<T>, (right + beside - end) * GROUP<T>, T(0));
         }
     }
 
-    // Gives the convolution of a row of the grid to `use`, cell by cell.
+    // Gives the convolution of a row of the piece to `use`, cell by cell; rows of the kernel beyond the grid are left out.
     template <class Use> void convolve(const T* rows, const T* weight, int64_t y, Use use) const {
-        const T* top = rows + (y - first) * row_step;
-        const int64_t height = c.kernel_height, width = c.kernel_width, step = row_step;
-        for (int64_t x = 0; x < c.width; x += TILE) {
+        const int64_t width = c.kernel_width, above = c.kernel_height / 2;
+        const int64_t begin = std::max<int64_t>(0, above - y), end = std::min(c.kernel_height, c.height + above - y);
+        for (int64_t x = left; x < right; x += TILE) {
             R<T> a[TILE] = {}, b[TILE] = {};
-            const T* factor = weight;
-            for (int64_t i = 0; i < height; i++) {
-                const T* from = top + i * step + x * GROUP<T>;
+            const T* factor = weight + begin * width * GROUP<T>;
+            for (int64_t i = begin; i < end; i++) {
+                const T* from = rows + (y - top + i) * row_step + (x - left) * GROUP<T>;
 #pragma GCC unroll 1  // more of them would not find registers
                 for (int64_t j = 0; j < width; j++, from += GROUP<T>, factor += GROUP<T>) {
-                    const Group<T> w = take(factor);
+                    const V<T> w = load(factor);
                     for (int64_t t = 0; t < TILE; t++) {
                         a[t] += w.a * load_r(from + t * GROUP<T>);
                         b[t] += w.b * load_r(from + t * GROUP<T> + per<T>);
@@ -150,74 +158,67 @@ template <class T> class Task {
                 }
             }
             T sums[TILE * GROUP<T>];
-            for (int64_t t = 0; t < TILE; t++) put(sums + t * GROUP<T>, Group<T>{a[t], b[t]});
-            for (int64_t t = 0; t < std::min(TILE, c.width - x); t++) use(y * c.width + x + t, take(sums + t * GROUP<T>));
+            for (int64_t t = 0; t < TILE; t++) store<T>(sums + t * GROUP<T>, V<T>{a[t], b[t]});
+            for (int64_t t = 0; t < std::min(TILE, right - x); t++) use(y * c.width + x + t, load(sums + t * GROUP<T>));
         }
     }
 
-    Group<T> with_attended(int64_t token, Group<T> sum) const {
-        const Group<T> other = read(c.attended, token);
-        const Group<T> constant = token < c.prefix ? Group<T>{} : take(bias);
-        return {other.a + sum.a + constant.a, other.b + sum.b + constant.b};
+    V<T> with_attended(int64_t token, V<T> sum) const {
+        const V<T> other = read(c.attended, token);
+        const V<T> constant = token < c.prefix ? V<T>{} : load(bias);
+        return other + sum + constant;
     }
-    void finish(int64_t token, Group<T> sum) const {
-        Group<T> x = with_attended(token, sum);
+    void finish(int64_t token, V<T> sum) const {
+        V<T> x = with_attended(token, sum);
         if (c.gate.data) {
-            const Group<T> gate = read(c.gate, token);
-            x = {x.a * gate.a, x.b * gate.b};
+            x = x * read(c.gate, token);
         }
         write(c.out, token, x);
     }
     // What reaches the sum before the gate.
-    Group<T> slope(int64_t token) const {
-        const Group<T> grad = read(c.grad, token);
+    V<T> slope(int64_t token) const {
+        const V<T> grad = read(c.grad, token);
         if (!c.gate.data) return grad;
-        const Group<T> gate = read(c.gate, token);
-        return {grad.a * gate.a, grad.b * gate.b};
+        return grad * read(c.gate, token);
     }
-    void gate_backward(int64_t token, Group<T> sum) const {
-        const Group<T> grad = read(c.grad, token), x = with_attended(token, sum);
-        write(c.grad_gate, token, {grad.a * x.a, grad.b * x.b});
+    void gate_backward(int64_t token, V<T> sum) const {
+        const V<T> grad = read(c.grad, token), x = with_attended(token, sum);
+        write(c.grad_gate, token, grad * x);
         write(c.grad_attended, token, slope(token));
     }
 
     // Five neighbouring taps at a time share what they read.
     void weights_backward(int64_t y, T* sums) const {
-        for (int64_t i = 0; i < c.kernel_height; i++) {
+        const int64_t above = c.kernel_height / 2;
+        for (int64_t i = std::max<int64_t>(0, above - y); i < std::min(c.kernel_height, c.height + above - y); i++) {
             int64_t j = 0;
             for (; j + 5 <= c.kernel_width; j += 5) add_taps<5>(y, i, j, sums);
             for (; j < c.kernel_width; j++) add_taps<1>(y, i, j, sums);
         }
-        const T* own = slopes + (y - first + c.kernel_height / 2) * row_step + c.kernel_width / 2 * GROUP<T>;
-        Group<T> total = take(sums + taps * GROUP<T>);
-        for (int64_t x = 0; x < c.width; x++) {
-            const Group<T> s = take(own + x * GROUP<T>);
-            total = {total.a + s.a, total.b + s.b};
-        }
-        put(sums + taps * GROUP<T>, total);
+        V<T> total = load(sums + taps * GROUP<T>);
+        for (int64_t x = 0; x < right - left; x++) total += load(own_slopes(y) + x * GROUP<T>);
+        store<T>(sums + taps * GROUP<T>, total);
+    }
+    const T* own_slopes(int64_t y) const {
+        return slopes + (y - top + c.kernel_height / 2) * row_step + c.kernel_width / 2 * GROUP<T>;
     }
     template <int TAPS> void add_taps(int64_t y, int64_t i, int64_t j, T* sums) const {
-        const T* own = slopes + (y - first + c.kernel_height / 2) * row_step + c.kernel_width / 2 * GROUP<T>;
-        const T* from = values + (y - first + i) * row_step + j * GROUP<T>;
+        const T *own = own_slopes(y), *from = values + (y - top + i) * row_step + j * GROUP<T>;
         T* to = sums + (i * c.kernel_width + j) * GROUP<T>;
-        R<T> a[TAPS], b[TAPS];
-        for (int tap = 0; tap < TAPS; tap++) a[tap] = load_r(to + tap * GROUP<T>), b[tap] = load_r(to + tap * GROUP<T> + per<T>);
-        for (int64_t x = 0; x < c.width; x++) {
-            const Group<T> s = take(own + x * GROUP<T>);
-            for (int tap = 0; tap < TAPS; tap++) {
-                a[tap] += s.a * load_r(from + (x + tap) * GROUP<T>);
-                b[tap] += s.b * load_r(from + (x + tap) * GROUP<T> + per<T>);
-            }
+        V<T> total[TAPS];
+        for (int tap = 0; tap < TAPS; tap++) total[tap] = load(to + tap * GROUP<T>);
+        for (int64_t x = 0; x < right - left; x++) {
+            const V<T> s = load(own + x * GROUP<T>);
+            for (int tap = 0; tap < TAPS; tap++) total[tap] += s * load(from + (x + tap) * GROUP<T>);
         }
-        for (int tap = 0; tap < TAPS; tap++) put(to + tap * GROUP<T>, {a[tap], b[tap]});
+        for (int tap = 0; tap < TAPS; tap++) store<T>(to + tap * GROUP<T>, total[tap]);
     }
 };
 
 template <class T> void run_all(const Convolution& c, bool is_backward) {
-    const int64_t row_bytes = (c.width + c.kernel_width - 1 + TILE) * GROUP<T> * int64_t(sizeof(T));
-    const int64_t strip_rows = std::clamp<int64_t>(ROOM_BYTES / row_bytes - c.kernel_height + 1, std::min<int64_t>(4, c.height), c.height);
-    const int64_t strips = (c.height + strip_rows - 1) / strip_rows, groups = (c.channels + GROUP<T> - 1) / GROUP<T>;
-    const int64_t tasks = c.batch * strips * groups, taps = c.kernel_height * c.kernel_width;
+    const Cut<T> cut(c);
+    const int64_t pieces = cut.across * cut.down, groups = (c.channels + GROUP<T> - 1) / GROUP<T>;
+    const int64_t tasks = c.batch * pieces * groups, taps = c.kernel_height * c.kernel_width;
     const bool small = c.batch * c.height * c.width * c.channels < (1 << 14);
     const int64_t threads = small ? 1 : std::max<int64_t>(1, std::min(c.threads, tasks));
     Arena sums_room(Arena::OWN, is_backward ? tasks * (taps + 1) * GROUP<T> * sizeof(T) + 64 : 64, c.poison);
@@ -227,17 +228,17 @@ template <class T> void run_all(const Convolution& c, bool is_backward) {
     {
         std::optional<Arena> own;
         try {
-            own.emplace(Arena::KEPT, Task<T>::bytes(c, strip_rows), c.poison);
+            own.emplace(Arena::KEPT, Task<T>::bytes(c, cut), c.poison);
         } catch (const std::bad_alloc&) {
 #pragma omp atomic write
             failed = true;
         }
 #pragma omp barrier
         if (!failed) {
-            Task<T> task(c, strip_rows, *own);
+            Task<T> task(c, cut, is_backward, *own);
 #pragma omp for schedule(dynamic, 1)
             for (int64_t i = 0; i < tasks; i++) {  // groups of channels one after the other: they share cache lines
-                task.start(i / (strips * groups), i / groups % strips, i % groups);
+                task.start(i / (pieces * groups), i / groups % pieces, i % groups);
                 if (is_backward) task.backward(sums + i * (taps + 1) * GROUP<T>);
                 else task.forward();
             }

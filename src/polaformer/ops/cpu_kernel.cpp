@@ -21,7 +21,7 @@
 namespace {
 
 constexpr int64_t PANEL = 4;            // rows of a state that are summed together
-constexpr double LOWEST = -5.0e5;       // below it an exponent belongs to a zero or to an absent key
+constexpr double LOWEST = FLOOR / 2;    // below it an exponent belongs to a zero or to an absent key
 constexpr double BALANCE = 30;          // see Tables
 constexpr int64_t CHUNK = 512;          // tokens that are summed by one thread, at least
 constexpr int64_t MOST_CHUNKS = 64;     // of one head, fewer where their states would take more than PARTIAL_BYTES
@@ -274,12 +274,12 @@ template <class T> struct Tables {
         for (int64_t d = 0; balanced && d < s.padded; d++)
             exponent[d] = exponent[s.padded + d] = std::max(exponent[d], exponent[s.padded + d]);
     }
-    // turn: the opposite columns come from the other sign.
-    void set_rows(const T* state, const Sizes<T>& s, bool turn) {
+    // Turned: the columns of the opposite stream come from the other sign.
+    void set_rows(const T* state, const Sizes<T>& s) {
         for (int64_t d = 0; d < s.padded; d++)
             for (int64_t sign = 0; sign < 2; sign++) {
                 T* row = rows + (2 * d + sign) * s.columns;
-                const int64_t other = turn ? 1 - sign : sign;
+                const int64_t other = 1 - sign;
                 std::copy_n(state + (sign * s.padded + d) * s.columns, s.same, row);
                 std::copy_n(state + (other * s.padded + d) * s.columns + s.same, s.columns - s.same, row + s.same);
             }
@@ -338,7 +338,7 @@ struct Span {
     int64_t at(int64_t t) const { return index ? index[first + t] : first + t; }
 };
 
-template <class T> int64_t offset(const View& view, int64_t batch, int64_t head, int64_t token) {
+inline int64_t offset(const View& view, int64_t batch, int64_t head, int64_t token) {
     return batch * view.batch + head * view.head + token * view.token;
 }
 
@@ -347,11 +347,11 @@ template <class T>
 const T* rows_of(const View& view, const Sizes<T>& s, int64_t batch, int64_t head, const Span& span, T* room, int64_t& step) {
     if (s.direct && !span.index) {
         step = view.token;
-        return static_cast<const T*>(view.data) + offset<T>(view, batch, head, span.first);
+        return static_cast<const T*>(view.data) + offset(view, batch, head, span.first);
     }
     step = s.padded;
     for (int64_t t = 0; t < span.count; t++) {
-        widen(view.data, offset<T>(view, batch, head, span.at(t)), s.storage, s.width, room + t * s.padded);
+        widen(view.data, offset(view, batch, head, span.at(t)), s.storage, s.width, room + t * s.padded);
         std::fill(room + t * s.padded + s.width, room + (t + 1) * s.padded, T(0));
     }
     return room;
@@ -362,12 +362,12 @@ template <class T>
 const T* streams_of(const View& view, const Sizes<T>& s, int64_t batch, int64_t head, const Span& span, T* room, int64_t& step) {
     if (s.direct && !span.index) {
         step = view.token;
-        return static_cast<const T*>(view.data) + offset<T>(view, batch, head, span.first);
+        return static_cast<const T*>(view.data) + offset(view, batch, head, span.first);
     }
     step = s.columns;
     for (int64_t t = 0; t < span.count; t++) {
         T* row = room + t * s.columns;
-        const int64_t from = offset<T>(view, batch, head, span.at(t));
+        const int64_t from = offset(view, batch, head, span.at(t));
         std::fill_n(row, s.columns, T(0));
         widen(view.data, from, s.storage, s.half, row);
         widen(view.data, from + s.half, s.storage, s.width - s.half, row + s.same);
@@ -377,7 +377,7 @@ const T* streams_of(const View& view, const Sizes<T>& s, int64_t batch, int64_t 
 template <class T>
 void store_streams(const T* room, const View& view, const Sizes<T>& s, int64_t batch, int64_t head, const Span& span) {
     for (int64_t t = 0; t < span.count; t++) {
-        const int64_t to = offset<T>(view, batch, head, span.at(t));
+        const int64_t to = offset(view, batch, head, span.at(t));
         narrow(room + t * s.columns, s.half, view.data, to, s.storage);
         narrow(room + t * s.columns + s.same, s.width - s.half, view.data, to + s.half, s.storage);
     }
@@ -385,12 +385,12 @@ void store_streams(const T* room, const View& view, const Sizes<T>& s, int64_t b
 template <class T>
 void store_rows(const T* room, const View& view, const Sizes<T>& s, int64_t batch, int64_t head, const Span& span) {
     for (int64_t t = 0; t < span.count; t++)
-        narrow(room + t * s.padded, s.width, view.data, offset<T>(view, batch, head, span.at(t)), s.storage);
+        narrow(room + t * s.padded, s.width, view.data, offset(view, batch, head, span.at(t)), s.storage);
 }
 template <class T>
 void store_zeros(const View& view, const Sizes<T>& s, int64_t batch, int64_t head, int64_t token, T* zeros) {
     std::fill_n(zeros, s.width, T(0));
-    narrow(zeros, s.width, view.data, offset<T>(view, batch, head, token), s.storage);
+    narrow(zeros, s.width, view.data, offset(view, batch, head, token), s.storage);
 }
 
 // A vector of features of one token and sign into panels (rows / 4, block, 4).
@@ -448,7 +448,7 @@ template <class T> struct Head {
         });
     }
 
-    // The features of some keys in panels; added up into total (2, padded) if not null; with KEEP also weights, signs and
+    // The features of some keys in panels, and added up into total (2, padded); with KEEP instead their weights, signs and
     // logarithms. In all such loops sizes and addresses are local: a store might else change them, for all the compiler knows.
     template <bool KEEP>
     void weigh_keys(const T* x, int64_t step, int64_t count, const Tables<T>& tables, Room<T>& room, T* total) const {
@@ -464,14 +464,14 @@ template <class T> struct Head {
                 split_log2<T>(k, E, F);
                 const V<T> w = exp2<T>((p * E - choose<T>(negative, load(minus + d), load(plus + d))) + p * F);
                 const V<T> positive_part = except<T>(negative, w), negative_part = where<T>(negative, w);
-                store_panels<T>(panels, block, d, t, positive_part);
-                store_panels<T>(panels, block, padded + d, t, negative_part);
                 if (KEEP) {
                     store<T>(weight + t * padded + d, w);
                     store<T>(whole + t * padded + d, E);
                     store<T>(rest + t * padded + d, F);
                     signs[(t * padded + d) / lanes<T>] = bits_of<T>(negative);
                 } else {
+                    store_panels<T>(panels, block, d, t, positive_part);
+                    store_panels<T>(panels, block, padded + d, t, negative_part);
                     store<T>(total + d, load(total + d) + positive_part);
                     store<T>(total + padded + d, load(total + padded + d) + negative_part);
                 }
@@ -575,7 +575,7 @@ template <class T> struct Head {
             for (int64_t i = 0; i < 2 * span.count; i++) room.factor[i] = norms[i] == 0 ? T(0) : T(1) / norms[i];
             Rows<T> rows{tables.rows, s.columns, s.padded, s.same, room.factor, room.result, s.columns};
             if (s.direct) {
-                rows.result = static_cast<T*>(problem.out.data) + offset<T>(problem.out, batch, head, first);
+                rows.result = static_cast<T*>(problem.out.data) + offset(problem.out, batch, head, first);
                 rows.result_step = problem.out.token;
             }
             const bool one = tables.balanced;
@@ -813,17 +813,14 @@ template <class T> class Call {
         tables[slot].set_peaks(peak, head.powers, s, problem.shifted);
     }
     void finish_tables(int64_t slot) const {
-        tables[slot].set_rows(memory[slot].state, s, true);
+        tables[slot].set_rows(memory[slot].state, s);
         tables[slot].set_totals(memory[slot].total, s);
         if (is_backward) tables[slot].transpose(s);
     }
     void finish_gradients(int64_t slot) const {
-        gradients[slot].set_rows(memory[slot].state, s, true);
+        gradients[slot].set_rows(memory[slot].state, s);
         gradients[slot].set_totals(memory[slot].total, s);
         gradients[slot].transpose(s);
-    }
-    void attend(const Head<T>& head, int64_t chunk, Room<T>& room, int64_t slot, double added) const {
-        head.attend(chunk, room, tables[slot], added);
     }
     void keep_sums(const Room<T>& room, double* sums, int64_t index) const {
         std::copy_n(room.sums, 2 * s.padded, sums + index * 2 * s.padded);
@@ -844,7 +841,7 @@ template <class T> class Call {
             finish_tables(slot);
             if (!is_backward) {
                 const double added = log2_added(head);
-                for (int64_t c = 0; c < query_chunks; c++) attend(head, c, room, slot, added);
+                for (int64_t c = 0; c < query_chunks; c++) head.attend(c, room, tables[slot], added);
                 continue;
             }
             memory[slot].clear(s);
@@ -879,7 +876,7 @@ template <class T> class Call {
 #pragma omp for schedule(dynamic, 1)
             for (int64_t i = 0; i < num_heads * query_chunks; i++) {
                 const Head<T> head = head_of(i / query_chunks, powers);
-                attend(head, i % query_chunks, room, i / query_chunks, log2_added(head));
+                head.attend(i % query_chunks, room, tables[i / query_chunks], log2_added(head));
             }
             return;
         }
@@ -945,7 +942,16 @@ extern "C" {
 int polarity_attention(const Problem* problem) { return run(problem, false); }
 int polarity_attention_backward(const Problem* problem) { return run(problem, true); }
 
-// Whether this compiler knows 16-bit floating-point numbers of the IEEE kind.
+// Whether the compiler knew OpenMP.
+int has_threads() {
+#if defined(_OPENMP)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+// Whether it knew 16-bit floating-point numbers of the IEEE kind.
 int has_float16() {
 #if defined(__FLT16_MAX__)
     return 1;

@@ -28,7 +28,7 @@ namespace {
 
 enum Storage : int64_t { FLOAT32, FLOAT64, BFLOAT16, FLOAT16 };
 
-constexpr double FLOOR = -1.0e6;  // stands for log2 of 0, as in linear.py
+constexpr double FLOOR = -1.0e12;  // stands for log2 of 0: far below what any power makes of any number
 
 // ---- vectors ----
 
@@ -90,7 +90,6 @@ template <class T> INLINE V<T> absolute(V<T> x) {
 }
 // The larger and the smaller of two; y where one of them is NaN.
 template <class T> INLINE V<T> larger(V<T> x, V<T> y) { return {x.a > y.a ? x.a : y.a, x.b > y.b ? x.b : y.b}; }
-
 template <class T> INLINE V<T> smaller(V<T> x, V<T> y) { return {x.a < y.a ? x.a : y.a, x.b < y.b ? x.b : y.b}; }
 
 // The lanes moved by `by`, cyclically.

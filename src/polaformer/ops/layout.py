@@ -20,5 +20,7 @@ def empty_like_heads(x: Tensor) -> Tensor:
 
 def laid_out_like(x: Tensor, result: Tensor) -> Tensor:
     """`result`, of the shape of x, in the memory that `empty_like_heads` would give it; copied only if it lies otherwise."""
-    place = empty_like_heads(x)
-    return result if result.stride() == place.stride() and result.dtype == place.dtype else place.copy_(result)
+    _, heads, tokens, width = (max(size, 1) for size in x.shape)
+    steps = (width, heads * width) if x.stride(1) < x.stride(2) else (tokens * width, width)
+    lies_so = result.stride() == (heads * tokens * width, *steps, 1)
+    return result if lies_so and result.dtype == x.dtype else empty_like_heads(x).copy_(result)

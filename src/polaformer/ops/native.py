@@ -73,7 +73,8 @@ def cache_folder() -> Path:
     """
     wanted = os.environ.get("POLAFORMER_CACHE")
     try:
-        folder = Path(wanted) if wanted else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polaformer"
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = (Path(wanted).expanduser() if wanted else base / "polaformer").absolute()
     except RuntimeError as error:  # a user without a home, as in containers
         raise FileNotFoundError(str(error)) from error
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -86,7 +86,7 @@ def forward(
     counts = mask.sum(dim=-1, dtype=torch.float32) if mask is not None and eps else None
     with torch.cuda.device_of(q):
         peaks, memory = _summarise(kernels, k, v, mask, p, sizes, precision)
-        kernels.attend[(batch * heads, _ceil_div(num_queries, sizes.block))](
+        kernels.attend[(batch * heads * _ceil_div(num_queries, sizes.block),)](
             q,
             *q.stride()[:3],
             p,

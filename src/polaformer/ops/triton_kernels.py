@@ -392,8 +392,10 @@ def attend(
 
     count: how many keys there are, or counts (B,) how many each sample has; eps is mantissa · 2^exponent, or None and None.
     """
-    head = tl.program_id(0)
-    rows = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    # One axis for both: a device takes no more than 65,535 programs along the others.
+    blocks = (num_queries + BLOCK - 1) // BLOCK
+    head = tl.program_id(0) // blocks
+    rows = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     channels = tl.arange(0, DP)
     p, c_positive, c_negative, rest = query_exponents(peaks, head, num_splits, num_heads, power, scale, channels, D)
     x = load_tokens(q + of_head(head, num_heads, q_batch, q_head), q_token, rows, rows < num_queries, channels, D)
