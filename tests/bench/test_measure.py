@@ -32,8 +32,11 @@ class Clock:
 
 def test_callables_are_warmed_up_and_then_timed_in_turns() -> None:
     clock = Clock()
-    measure({"a": clock.task("a", 1), "b": clock.task("b", 1), "c": clock.task("c", 1)}, rounds=3, seconds=99, clock=clock)
-    assert clock.calls == "abc" + "abc" * 3
+    measure({"a": clock.task("a", 1), "b": clock.task("b", 1), "c": clock.task("c", 1)}, rounds=9, seconds=99, clock=clock)
+    rounds = [clock.calls[i : i + 3] for i in range(0, 30, 3)]
+    assert rounds[0] == "abc"
+    assert all(sorted(calls) == ["a", "b", "c"] for calls in rounds)
+    assert len(set(rounds)) > 3  # in orders of their own: each comes after each of the others
 
 
 def test_median_and_best_leave_the_warm_up_out() -> None:

@@ -1,5 +1,6 @@
 """Times several callables fairly: in turns within one run, so that a busy moment of the machine hits all of them."""
 
+import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ def measure(
 ) -> dict[str, Timing]:
     """The times of `calls`, by name, taken in turns: a warm-up of each, then `rounds` rounds over all of them.
 
+    Each round has an order of its own, the same in every run: what a call finds in the caches depends on who came before it.
     A callable whose warm-up takes longer than `seconds` is skipped. Any other is timed at least once and drops out of later
     rounds when it has used its equal share of `seconds`, so that a slow one costs the quick ones no rounds. `on_call` is told
     the name before each call, for progress bars.
@@ -50,10 +52,10 @@ def measure(
     tell = on_call or (lambda _: None)
     warm_up = {name: _time(name, call, tell, clock) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls if warm_up[name] <= seconds}
-    for _ in range(rounds):
-        for name, taken in samples.items():
-            if sum(taken) < seconds / len(calls):
-                taken.append(_time(name, calls[name], tell, clock))
+    for index in range(rounds):
+        for name in random.Random(index).sample(list(samples), len(samples)):
+            if sum(samples[name]) < seconds / len(calls):
+                samples[name].append(_time(name, calls[name], tell, clock))
     return {name: Timing(tuple(samples.get(name, ())), warm_up[name]) for name in calls}
 
 
