@@ -223,6 +223,9 @@ template <class T> void run_all(const Convolution& c, bool is_backward) {
     const int64_t threads = small ? 1 : std::max<int64_t>(1, std::min(c.threads, tasks));
     Arena sums_room(Arena::OWN, is_backward ? tasks * (taps + 1) * GROUP<T> * sizeof(T) + 64 : 64, c.poison);
     T* sums = sums_room.take<T>(is_backward ? tasks * (taps + 1) * GROUP<T> : 1);
+    const int64_t size = c.storage == FLOAT64 ? 8 : c.storage == FLOAT32 ? 4 : 2;
+    for (const Tokens* tokens : {&c.out, &c.grad_attended, &c.grad_values, &c.grad_gate})
+        prefer_large_pages(tokens->data, c.batch * c.height * c.width * c.channels * size);
     bool failed = false;
 #pragma omp parallel num_threads(int(threads)) if (threads > 1)
     {

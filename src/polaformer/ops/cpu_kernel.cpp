@@ -731,6 +731,9 @@ template <class T> class Call {
     }
 
     void run() {
+        const int64_t size = s.storage == FLOAT64 ? 8 : s.storage == FLOAT32 ? 4 : 2, row = num_heads * s.width * size;
+        for (const View* view : {&problem.out, &problem.grad_q}) prefer_large_pages(view->data, row * s.queries);
+        for (const View* view : {&problem.grad_k, &problem.grad_v}) prefer_large_pages(view->data, row * s.keys);
         Arena shared(Arena::OWN, shared_bytes(), problem.poison);
         place(shared);
         bool failed = false;

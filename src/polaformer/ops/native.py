@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared", "-w")
+OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-w")
 # What compilers call the processor that they run on, and OpenMP; the first combination that compiles is taken.
 FOR_THIS_PROCESSOR = ("-march=native", "-mcpu=native", "")
 THREADS = ("-fopenmp", "")
