@@ -247,6 +247,7 @@ template <class T> struct Memory {
 // The same, arranged for use: rows by channel and sign, turned for the opposite stream, and whole exponents.
 template <class T> struct Tables {
     T *exponent;        // (2, padded): c, FLOOR where there is no key; both signs alike where balanced
+    T *for_queries;     // (2, padded): the same, and the scale's whole part
     bool balanced;      // the signs' peaks are of a size, so that one weight serves both streams of a query
     T *log_peak;        // (2, padded): log2 of the peak, 0 where there is none
     T *same, *opposite; // (2, padded): totals of the query's own sign and of the other
@@ -254,12 +255,12 @@ template <class T> struct Tables {
     T *transposed;      // (columns, padded / per, 2, per)
     Tables() = default;
     Tables(Arena& arena, const Sizes<T>& s) {
-        for (T** table : {&exponent, &log_peak, &same, &opposite}) *table = arena.take<T>(2 * s.padded);
+        for (T** table : {&exponent, &for_queries, &log_peak, &same, &opposite}) *table = arena.take<T>(2 * s.padded);
         rows = arena.take<T>(2 * s.padded * s.columns);
         transposed = arena.take<T>(2 * s.padded * s.columns);
     }
     static int64_t bytes(const Sizes<T>& s) {
-        return 4 * round_up(2 * s.padded * sizeof(T), 64) + 2 * round_up(2 * s.padded * s.columns * sizeof(T), 64);
+        return 5 * round_up(2 * s.padded * sizeof(T), 64) + 2 * round_up(2 * s.padded * s.columns * sizeof(T), 64);
     }
     void set_peaks(const T* peak, const Powers<T>& powers, const Sizes<T>& s, bool shifted) {
         for (int64_t i = 0; i < 2 * s.padded; i++) {
@@ -273,6 +274,7 @@ template <class T> struct Tables {
         for (int64_t d = 0; d < s.padded; d++) balanced = balanced && std::abs(exponent[d] - exponent[s.padded + d]) <= BALANCE;
         for (int64_t d = 0; balanced && d < s.padded; d++)
             exponent[d] = exponent[s.padded + d] = std::max(exponent[d], exponent[s.padded + d]);
+        for (int64_t i = 0; i < 2 * s.padded; i++) for_queries[i] = exponent[i] + powers.scale_whole[i % s.padded];
     }
     // Turned: the columns of the opposite stream come from the other sign.
     void set_rows(const T* state, const Sizes<T>& s) {
@@ -499,15 +501,15 @@ template <class T> struct Head {
     void weigh_queries(const T* x, int64_t step, int64_t count, const Tables<T>& tables, double log2_added, Room<T>& room,
                        T* norms) const {
         const int64_t padded = s.padded;
-        const T *power = powers.p, *scale_whole = powers.scale_whole, *scale_rest = powers.scale_rest;
-        const T *plus = tables.exponent, *minus = plus + padded, *same = tables.same, *opposite = tables.opposite;
+        const T *power = powers.p, *scale_rest = powers.scale_rest;
+        const T *plus = tables.for_queries, *minus = plus + padded, *same = tables.same, *opposite = tables.opposite;
         T *weight = room.weight, *others = room.other;
         uint32_t* signs = room.negative;
         T *whole = room.whole, *rest = room.rest, *tops = room.tops, *other_tops = room.other_tops;
         for (int64_t t = 0; t < count; t++) {
             V<T> top = splat<T>(T(LOWEST)), other_top = top;
             for (int64_t d = 0; d < padded; d += lanes<T>) {
-                const V<T> q = load(x + t * step + d), p = load(power + d), added = load(scale_whole + d);
+                const V<T> q = load(x + t * step + d), p = load(power + d);
                 const I<T> negative = below<T>(q, T(0));
                 V<T> E, F;
                 split_log2<T>(q, E, F);
@@ -515,7 +517,7 @@ template <class T> struct Head {
                 store<T>(rest + t * padded + d, F);
                 signs[(t * padded + d) / lanes<T>] = bits_of<T>(negative);
                 if (!SHIFTED) continue;
-                const V<T> exponent = p * (E + F) + added;
+                const V<T> exponent = p * (E + F);
                 top = larger<T>(exponent + (BALANCED ? load(plus + d) : choose<T>(negative, load(minus + d), load(plus + d))), top);
                 if (!BALANCED) other_top = larger<T>(exponent + choose<T>(negative, load(plus + d), load(minus + d)), other_top);
             }
@@ -532,15 +534,15 @@ template <class T> struct Head {
             const V<T> shift = load(tops + t * lanes<T>), other_shift = BALANCED ? shift : load(other_tops + t * lanes<T>);
             V<T> norm = {}, other_norm = {};
             for (int64_t d = 0; d < padded; d += lanes<T>) {
-                const V<T> p = load(power + d), E = load(whole + t * padded + d), added = load(scale_whole + d);
+                const V<T> p = load(power + d), E = load(whole + t * padded + d);
                 const I<T> negative = below<T>(load(x + t * step + d), T(0));
                 const V<T> fraction = p * load(rest + t * padded + d) + load(scale_rest + d);
                 const V<T> c = BALANCED ? load(plus + d) : choose<T>(negative, load(minus + d), load(plus + d));
-                const V<T> w = exp2<T>((p * E + (c + added - shift)) + fraction);
+                const V<T> w = exp2<T>((p * E + (c - shift)) + fraction);
                 V<T> o = w;
                 if (!BALANCED) {
                     const V<T> other = choose<T>(negative, load(plus + d), load(minus + d));
-                    o = exp2<T>((p * E + (other + added - other_shift)) + fraction);
+                    o = exp2<T>((p * E + (other - other_shift)) + fraction);
                     store<T>(others + t * padded + d, o);
                 }
                 store<T>(weight + t * padded + d, w);
