@@ -21,7 +21,8 @@ def test_torch_compile_in_one_graph(name):
     largest = max(g.abs().max() for g in by_compiled.values())
     for key, parameter in model.named_parameters():
         if parameter.requires_grad:
-            assert torch.allclose(by_compiled[key], parameter.grad, rtol=1e-3, atol=1e-5 * largest), key
+            # The gradients of such small random models are badly conditioned: rounding of either kind shows at 1e-5.
+            assert torch.allclose(by_compiled[key], parameter.grad, rtol=1e-3, atol=5e-5 * largest), key
 
 
 @pytest.mark.parametrize("name", ["pola_deit_tiny", "pola_pvt_v2_b0"])

@@ -67,7 +67,7 @@ def test_a_probe_measures_in_a_process_of_its_own() -> None:
     assert found.inputs == 4 * (4 * 2 * 1024 * 16 + 2 * 16)
     a_map = 4 * 2 * 1024**2
     for peak in (found.forward_allocated, found.forward_resident):
-        assert 2 * a_map <= (peak or 0) <= 2.5 * a_map
+        assert 1.95 * a_map <= (peak or 0) <= 2.5 * a_map  # resident: some pages were there already
     assert (found.both_allocated or 0) > (found.forward_allocated or 0)
     assert a_map < (found.saved or 0) < 1.5 * a_map
 

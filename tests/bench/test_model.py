@@ -27,7 +27,8 @@ def test_ours_agrees_with_the_published_form_and_all_are_timed_in_turns(name: st
     told: list[str] = []
     result = small(name, on_call=told.append)
     assert list(result.rows) == [OURS, PUBLISHED, TWIN]
-    assert told == 3 * list(result.rows)
+    assert told[:3] == list(result.rows)
+    assert sorted(told) == sorted(3 * list(result.rows))
     assert 1e-8 < (result.rows[OURS].logits_error or 0.0) < 1e-5
     assert all((row.images_per_second or 0) > 0 for row in result.rows.values())
     assert result.speedup(OURS) == 1.0

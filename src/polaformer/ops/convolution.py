@@ -200,8 +200,9 @@ def _save_for_backward(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 
 def _first_derivative(ctx: Any, grad: Tensor) -> tuple:
-    found = iter(_backward(grad, *ctx.saved_tensors, ctx.height, ctx.width))
-    return *(None if x is None else next(found) for x in ctx.saved_tensors), None, None
+    tensors = ctx.saved_tensors  # once: with gradient checkpointing it is computed again, and given once
+    found = iter(_backward(grad, *tensors, ctx.height, ctx.width))
+    return *(None if x is None else next(found) for x in tensors), None, None
 
 
 def _save_for_second_backward(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
