@@ -11,9 +11,11 @@ FAMILIES = ["pola_deit_tiny", "pola_pvt_tiny", "pola_pvt_v2_b0", "pola_swin_tiny
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_torch_compile_in_one_graph(name):
-    model, x = small(name), images()
+    """In float64, as fp32 would hide mistakes in rounding; but for Swin, which takes minutes to compile in float64."""
+    dtype, rtol, atol = (torch.float32, 1e-3, 1e-5) if "swin" in name else (torch.float64, 1e-7, 1e-10)
+    model, x = small(name).to(dtype), images().to(dtype)
     compiled = torch.compile(model, fullgraph=True)
-    assert torch.allclose(compiled(x), model(x), rtol=1e-4, atol=1e-4)
+    assert torch.allclose(compiled(x), model(x), rtol=10 * atol, atol=10 * atol)
     compiled(x).sum().backward()
     by_compiled = {key: p.grad.clone() for key, p in model.named_parameters() if p.requires_grad}
     model.zero_grad()
@@ -21,8 +23,7 @@ def test_torch_compile_in_one_graph(name):
     largest = max(g.abs().max() for g in by_compiled.values())
     for key, parameter in model.named_parameters():
         if parameter.requires_grad:
-            # The gradients of such small random models are badly conditioned: rounding of either kind shows at 1e-5.
-            assert torch.allclose(by_compiled[key], parameter.grad, rtol=1e-3, atol=5e-5 * largest), key
+            assert torch.allclose(by_compiled[key], parameter.grad, rtol=rtol, atol=atol * largest), key
 
 
 @pytest.mark.parametrize("name", ["pola_deit_tiny", "pola_pvt_v2_b0"])
