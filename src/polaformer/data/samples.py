@@ -4,11 +4,12 @@ import signal
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils import signal_handling
 
 from polaformer.data.order import Key
 from polaformer.data.randomness import derive, seeded
@@ -95,6 +96,8 @@ def batches(
         generator=torch.Generator(),  # the loader draws from it, and from nothing that training draws from
     )
     iterator = iter(loader)
+    if num_workers:
+        _expect_deaths_here_only(iterator)
     try:
         for batch in iterator:
             if isinstance(batch, DataError):
@@ -111,6 +114,16 @@ def batches(
         # They ignore signals, so they have to be told; an exception on its way out may keep the iterator alive.
         if num_workers:
             iterator._shutdown_workers()  # type: ignore[attr-defined]
+
+
+def _expect_deaths_here_only(iterator: Any) -> None:
+    """Lets the death of a worker be found where its batch is waited for, within seconds.
+
+    PyTorch would also raise an error from a signal handler, wherever the main process happens to be: in the middle of an update
+    or of a save.
+    """
+    signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
+    iterator._worker_pids_set = False
 
 
 class _Telling(Dataset[Sample | DataError]):
