@@ -390,6 +390,47 @@ def test_the_interpreter_leaves_tritons_language_as_it_was():
     assert [dict(vars(part)) for part in parts] == before
 
 
+def test_on_a_device_warps_and_stages_are_timed_once_for_a_width_and_the_results_are_the_same(kernels, monkeypatch):
+    inputs, cotangent = random_inputs(1, 1, 40, 50, 6, dtype=torch.float32), torch.randn(1, 1, 40, 6)
+    plain = by_kernels(inputs, cotangent, eps=1e-3)
+    timed = []
+
+    def time(call, quantiles):
+        call()
+        timed.append(call)
+        return [len(timed) % 4.0] * len(quantiles)
+
+    tuned = kernels.tuned()
+    launchers = [kernel for kernel in vars(tuned).values() if hasattr(kernel, "configs")]
+    assert len(launchers) == 6
+    for kernel in launchers:
+        monkeypatch.setattr(kernel, "_do_bench", time)
+        monkeypatch.setattr(kernel, "cache", {})
+    monkeypatch.setattr(backend, "_tunes", lambda q: True)
+    found = by_kernels(inputs, cotangent, eps=1e-3)
+    assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
+    assert len(timed) == sum(len(kernel.configs) for kernel in launchers)
+    assert all(len(kernel.cache) == 1 for kernel in launchers)
+    # Not for another length, but for another width.
+    by_kernels(random_inputs(1, 2, 33, 9, 6, dtype=torch.float32), torch.randn(1, 2, 33, 6), eps=1e-3)
+    assert all(len(kernel.cache) == 1 for kernel in launchers)
+    by_kernels(random_inputs(1, 1, 3, 5, 5, dtype=torch.float32), torch.randn(1, 1, 3, 5), eps=1e-3)
+    assert all(len(kernel.cache) == 2 for kernel in launchers)
+
+
+@pytest.mark.usefixtures("_poisoned")
+def test_nothing_is_timed_where_equal_bits_are_wanted_everywhere(monkeypatch):
+    class OnDevice:
+        is_cuda = True
+
+    assert not backend._tunes(OnDevice())
+    torch.use_deterministic_algorithms(False)
+    assert backend._tunes(OnDevice())
+    assert not backend._tunes(torch.empty(1))
+    monkeypatch.setenv("POLAFORMER_TUNE", "0")
+    assert not backend._tunes(OnDevice())
+
+
 def launch_types(kernel, options):
     """The type of each argument and the constants, as a launch with float16 tensors and all options would give them."""
     pointers = {"q", "k", "v", "out", "grad", "dq", "dk", "dv"}

@@ -11,8 +11,9 @@ operands move everything by 3.8e-4, against the 5e-4 we allow, and bfloat16 oper
 keys, overflows float16.
 
 Order. Keys and queries are taken in splits whose number depends on the shapes and the device only. Each split writes its own
-part, and the parts are summed in one order, so the same call gives the same bits. For that reason, too, block sizes are a table
-and not tuned by timing.
+part, and the parts are summed in one order, so the same call gives the same bits. For that reason, too, block sizes are a
+table. Numbers of warps and stages are found by timing on the device, at the first call for a width and dtype; since the number
+of warps has a say in the order of sums, `torch.use_deterministic_algorithms(True)` and POLAFORMER_TUNE=0 take a table for them.
 
 Triton's interpreter (TRITON_INTERPRET=1 before the kernels are imported) runs all of it on CPU tensors, slowly, for tests. It
 rounds to bfloat16 wrongly, so bfloat16 is widened before and narrowed after it.
@@ -25,7 +26,7 @@ import importlib
 import importlib.util
 import os
 from math import frexp
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -50,7 +51,7 @@ class Sizes(NamedTuple):
     block: int  # tokens at a time
     state_tile: int  # value columns at a time where keys or queries are summed up into a state, of a stream or of both
     token_tile: int  # value columns at a time where tokens meet a state
-    num_warps: int
+    num_warps: int | None  # None: found by timing
 
 
 def why_not() -> str | None:
@@ -148,7 +149,7 @@ def backward(
 
 
 def _summarise(
-    kernels: ModuleType, k: Tensor, v: Tensor, mask: Tensor | None, p: Tensor, sizes: Sizes, precision: str
+    kernels: ModuleType | SimpleNamespace, k: Tensor, v: Tensor, mask: Tensor | None, p: Tensor, sizes: Sizes, precision: str
 ) -> tuple[Tensor, Tensor]:
     """The peaks of the keys' splits (B·H, splits, 2, D), and the state and total over all keys (B·H, 2D(D + 1))."""
     batch, heads, num_keys, width = k.shape
@@ -177,7 +178,7 @@ def _summarise(
 
 
 def _attend_backward(
-    kernels: ModuleType,
+    kernels: ModuleType | SimpleNamespace,
     grad: Tensor,
     q: Tensor,
     p: Tensor,
@@ -240,7 +241,7 @@ def _attend_backward(
 
 
 def _summarise_backward(
-    kernels: ModuleType,
+    kernels: ModuleType | SimpleNamespace,
     k: Tensor,
     v: Tensor,
     mask: Tensor | None,
@@ -280,7 +281,7 @@ def _summarise_backward(
     )
 
 
-def _load_kernels(q: Tensor) -> ModuleType:
+def _load_kernels(q: Tensor) -> ModuleType | SimpleNamespace:
     """The kernels, once it is certain that they can take q."""
     where = "polaformer.ops.triton"
     problem = why_not()
@@ -298,7 +299,16 @@ def _load_kernels(q: Tensor) -> ModuleType:
             f"{where}: q is on {q.device}; move it to a CUDA or ROCm device, "
             "or set TRITON_INTERPRET=1 before anything is computed"
         )
+    if _tunes(q):
+        tuned: SimpleNamespace = kernels.tuned()
+        return tuned
     return kernels
+
+
+def _tunes(q: Tensor) -> bool:
+    """Whether launches are tuned by timing: on devices, unless equal bits are wanted everywhere."""
+    wanted = os.environ.get("POLAFORMER_TUNE", "1") != "0" and not torch.are_deterministic_algorithms_enabled()
+    return wanted and q.is_cuda
 
 
 @functools.cache
@@ -327,7 +337,7 @@ def _sizes(q: Tensor) -> Sizes:
     width = q.shape[-1]
     padded = max(16, 1 << (width - 1).bit_length())
     half = (width + 1) // 2
-    num_warps = 8 if padded > 64 or q.dtype == torch.float32 else 4
+    num_warps = None if _tunes(q) else 8 if padded > 64 or q.dtype == torch.float32 else 4
     if padded <= 64:
         return Sizes(width, half, padded, 32, min(padded, 32), 16, num_warps)
     return Sizes(width, half, padded, 16, 32 if padded == 128 else 16, 16, num_warps)
@@ -335,7 +345,9 @@ def _sizes(q: Tensor) -> Sizes:
 
 def _options(sizes: Sizes, precision: str | None = None, *names: str) -> dict[str, Any]:
     """What a kernel is compiled for."""
-    options: dict[str, Any] = {"D": sizes.width, "DP": sizes.padded, "BLOCK": sizes.block, "num_warps": sizes.num_warps}
+    options: dict[str, Any] = {"D": sizes.width, "DP": sizes.padded, "BLOCK": sizes.block}
+    if sizes.num_warps is not None:
+        options["num_warps"] = sizes.num_warps
     if precision is not None:
         options["PRECISION"] = precision
     for name in names:

@@ -32,6 +32,9 @@ loaded for the interpreter in a process that has used triton otherwise.
 """
 # mypy: disable-error-code="no-untyped-def, import-untyped, import-not-found"
 
+import functools
+from types import SimpleNamespace
+
 import triton
 import triton.language as tl
 
@@ -701,3 +704,19 @@ def summarise_backward(
         ratio = (exponent - by_sign(x, whole_positive, whole_negative)) + (fraction - by_sign(x, rest_positive, rest_negative))
         power_sum += sum_over(exponents * ratio, 0)
     store_channels(dpower + (head.to(tl.int64) * num_parts + first_part + split) * D, channels, D, power_sum * LN2)
+
+
+@functools.cache
+def tuned() -> SimpleNamespace:
+    """The kernels, which choose their numbers of warps and stages by timing, once for a width, dtype and device.
+
+    The choice is kept on disk beside the compiled code, so that another process computes the same bits. Nothing here writes
+    where it reads, so that a kernel can be timed at its work. How many tokens and columns go together is no part of the choice.
+    """
+    configs = [triton.Config({}, num_warps=warps, num_stages=stages) for warps in (4, 8) for stages in (1, 2, 3)]
+    kernels = (find_peaks, summarise, attend, attend_backward, state_backward, summarise_backward)
+    found = SimpleNamespace(INTERPRETED=INTERPRETED)
+    for kernel in kernels:
+        key = [name for name in ("D", "BLOCK", "TILE", "PRECISION") if name in kernel.arg_names]
+        setattr(found, kernel.__name__, triton.autotune(configs, key, cache_results=True)(kernel))
+    return found
