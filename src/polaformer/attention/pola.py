@@ -11,12 +11,13 @@ initial values (zeros: p = 1 + α/2, s = ln 2).
 """
 
 from math import inf
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polaformer.attention.core import Bias, Maps, Mask, Size, check_heads, refuse_bias
+from polaformer.attention.core import Bias, Facts, Maps, Mask, Size, check_heads, refuse_bias
 from polaformer.ops import variants
 from polaformer.ops.polarity import check_backend, check_eps, polarity_attention
 from polaformer.ops.precision import computing_dtype
@@ -31,6 +32,8 @@ class PolaCore(nn.Module):
         "subtract" (Eq. 5: the difference of the two streams over all of v; unbounded, for study).
     learn_scale: False leaves the division by softplus(scale) out, as the paper's formulas do.
     """
+
+    facts: ClassVar[Facts] = Facts("linear")
 
     def __init__(
         self,

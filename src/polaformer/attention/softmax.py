@@ -7,15 +7,19 @@ Normaliser: the softmax. Cost O(N·M·D). No parameters. The only core that take
 # B batch, H heads, N queries, M keys, D head width
 """
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polaformer.attention.core import Bias, Maps, Mask, Size, check_heads
+from polaformer.attention.core import Bias, Facts, Maps, Mask, Size, check_heads
 
 
 class SoftmaxCore(nn.Module):
     """Softmax attention through `scaled_dot_product_attention`; a sample without any key gives zeros."""
+
+    facts: ClassVar[Facts] = Facts("quadratic")
 
     def __init__(self, num_heads: int, head_dim: int, *, scale: float | None = None) -> None:
         super().__init__()

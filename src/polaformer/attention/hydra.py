@@ -1,0 +1,35 @@
+"""Hydra attention (Bolya et al., 2022): as many heads as channels, so that nothing is left of the products but sums.
+
+    out_t = q̂_t ⊙ Σ_i k̂_i ⊙ v_i,   x̂ = x / ‖x‖₂ over all channels of a token
+
+Shapes: q (B, H, N, D), k and v (B, H, M, D); x̂ has its norm over the H·D channels of all heads; the sum is (B, H, 1, D).
+Normaliser: none. Cost O((N + M)·D). Parameters: none.
+Paper: Hydra Attention: Efficient Attention with Many Heads. Source: the paper's listing; the authors released no code.
+Departs: a zero vector stays zero, where the listing divides by its norm and gives NaN.
+
+# B batch, H heads, N queries, M keys, D head width
+"""
+
+from torch import Tensor
+
+from polaformer.attention.core import Facts, Maps, WideCore, unit_vectors
+
+
+class HydraCore(WideCore):
+    """Hydra attention. Every channel is a head: `weights` gives D maps, map "channel c" for channel c of each of our heads."""
+
+    name, facts = "hydra", Facts("linear")
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, H, N, D)."""
+        return _unit(q) * (_unit(k) * v).sum(dim=-2, keepdim=True)
+
+    def maps(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Maps:
+        """D maps (B, H, N, M), each for one channel of v."""
+        q, k = _unit(q), _unit(k)
+        return {f"channel {c}": q[..., c, None] * k[..., None, :, c] for c in range(self.head_dim)}
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Unit vectors over the channels of all heads."""
+    return unit_vectors(x, dim=(1, 3))
