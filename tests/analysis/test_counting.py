@@ -5,8 +5,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import polaformer
-from polaformer.analysis.counting import Counts, count, count_named, is_reproduced
-from polaformer.backbones.published import EXCEPTIONS, ROWS
+from polaformer.analysis.counting import Counts, count, count_named, count_rival, is_reproduced
+from polaformer.backbones.published import EXCEPTIONS, RIVAL_EXCEPTIONS, RIVALS, ROWS
 
 # Counted in the authors' code, or for what they did not release in the reading's original: all parameters; MACs in full, in
 # thousands of millions; and with the tool thop the parameters and MACs that the paper's way counts. None: not counted there.
@@ -66,8 +66,42 @@ def test_parameters_to_the_unit_and_macs_within_half_a_percent(name, counts):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_papers_columns_come_out_or_are_listed_with_the_reason(name, counts):
-    reproduced = is_reproduced(name, counts(name))
+    reproduced = is_reproduced(ROWS[name], counts(name))
     assert all(reproduced) == (name not in EXCEPTIONS), reproduced
+
+
+# Counted in FLatten's code, and, for enhanced and angular, what their extra convolutions add to DeiT-T.
+MEASURED_RIVALS = {
+    ("pola_pvt_tiny", "focused"): (12_150_504, 2.037, 10.981, 1.945),
+    ("pola_pvt_small", "focused"): (21_670_248, 4.030, 19.821, 3.855),
+    ("pola_pvt_v2_b0", "focused"): (3_594_824, 0.580, 3.205, 0.559),
+    ("pola_pvt_v2_b1", "focused"): (12_931_240, 2.219, 12.151, 2.128),
+    ("pola_swin_tiny", "focused"): (29_192_384, 4.483, 28.268, 4.390),
+    ("pola_deit_tiny", "enhanced"): (5_809_576, None, None, None),
+    ("pola_deit_tiny", "angular"): (5_717_416 + 324, None, None, None),
+}
+
+
+@pytest.mark.parametrize("pair", RIVALS)
+def test_table_1_the_rivals_columns_come_out_or_are_listed_with_the_reason(pair):
+    counts = count_rival(*pair)
+    reproduced = is_reproduced(RIVALS[pair], counts)
+    assert all(reproduced) == (pair not in RIVAL_EXCEPTIONS), reproduced
+    if pair in MEASURED_RIVALS:
+        params, macs, paper_params, paper_macs = MEASURED_RIVALS[pair]
+        assert counts.params == params
+        if macs is not None:
+            assert counts.macs / 1e9 == pytest.approx(macs, rel=5e-3)
+            assert counts.paper_params / 1e6 == pytest.approx(paper_params, abs=0.006)
+            assert counts.paper_macs / 1e9 == pytest.approx(paper_macs, abs=0.0006)
+
+
+def test_table_1_what_would_make_swin_rivals_29_million():
+    """A table of key positions in the first two stages, as focused attention has it: the reason that is given."""
+    tables = 2 * 56 * 56 * 96 + 2 * 28 * 28 * 192
+    for name in ("hydra", "efficient", "angular", "enhanced"):
+        total = count_rival("pola_swin_tiny", name).params
+        assert (round(total / 1e6), round((total + tables) / 1e6)) == (28, 29)
 
 
 def test_pvt_tiny_is_counted_to_the_unit(counts):

@@ -1,4 +1,4 @@
-"""Every mechanism behind the one call."""
+"""Pola with all its polarities, softmax and linear attention behind the one call; test_every_core.py has what holds for all."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from polaformer import attention
 from polaformer.attention.pola import POLARITIES, PolaCore
 
 MASK = torch.tensor([[True, False, True, True, False], [False, False, True, True, True]])
-CORES = {name: {} for name in attention.names()} | {f"pola-{p}": {"polarity": p} for p in POLARITIES[1:]}
+CORES = {name: {} for name in ("linear", "pola", "softmax")} | {f"pola-{p}": {"polarity": p} for p in POLARITIES[1:]}
 
 
 def create(label, dtype=torch.float64, width=6):
@@ -30,11 +30,6 @@ def apply_maps(maps, v):
         return torch.cat([maps["same"] @ v[..., :half], maps["opposite"] @ v[..., half:]], dim=-1)
     (only,) = maps.values()
     return only @ v
-
-
-def test_the_names_of_this_release():
-    assert {"linear", "pola", "softmax"} <= set(attention.names())
-    assert attention.names() == sorted(attention.names())
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -1,11 +1,11 @@
-"""The layer against tensors that the authors' own code produced."""
+"""The layers against tensors that the authors' own code, and their rivals', produced."""
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from oracle import relative_error
-from polaformer.attention import AttentionLayer, PolaAttention, create
+from polaformer.attention import AttentionLayer, PolaAttention, create, create_layer
 
 # file → grid, heads, reduction
 POLA = {
@@ -14,6 +14,7 @@ POLA = {
     "attn_pvt_sr2": ((8, 8), 2, 2),
     "attn_swin_window": ((7, 7), 2, 1),
 }
+FLATTEN = {"rivals/flatten_pvt_sr1": ((6, 6), 2, 1), "rivals/flatten_pvt_sr2": ((8, 8), 2, 2)}
 SOFTMAX = {"rivals/softmax_pvt_sr1": ((6, 6), 2, 1), "rivals/softmax_pvt_sr2": ((8, 8), 2, 2)}
 
 
@@ -21,6 +22,9 @@ def build(name):
     if name in POLA:
         grid, heads, reduction = POLA[name]
         return PolaAttention(32, heads, key_positions=grid, reduction=reduction, eps=1e-6), grid
+    if name in FLATTEN:
+        grid, heads, reduction = FLATTEN[name]
+        return create_layer("focused", 32, heads, tokens=grid, reduction=reduction), grid
     grid, heads, reduction = SOFTMAX[name]
     core = create("softmax", num_heads=heads, head_dim=32 // heads)
     return AttentionLayer(32, heads, core, reduction=reduction), grid
@@ -61,7 +65,7 @@ def published_names(layer, kind):
     return out
 
 
-@pytest.mark.parametrize("name", [*POLA, *SOFTMAX])
+@pytest.mark.parametrize("name", [*POLA, *FLATTEN, *SOFTMAX])
 def test_the_layer_reproduces_the_authors_layer(golden, name):
     layer, grid, data = load(golden, name)
     x = data["input"].clone().requires_grad_()
@@ -78,7 +82,7 @@ def test_the_layer_reproduces_the_authors_layer(golden, name):
         assert relative_error(gradients[parameter], gradient) <= 1e-5, parameter
 
 
-@pytest.mark.parametrize("name", [*POLA, *SOFTMAX])
+@pytest.mark.parametrize("name", [*POLA, *FLATTEN, *SOFTMAX])
 def test_the_layer_reproduces_the_authors_layer_in_float64(golden, name):
     layer, grid, data = load(golden, name)
     x = data["input"].double().requires_grad_()
@@ -86,3 +90,53 @@ def test_the_layer_reproduces_the_authors_layer_in_float64(golden, name):
     (gradient,) = torch.autograd.grad((out * data["grad_output"].double()).sum(), x)
     assert relative_error(out, data["output_f64"]) <= 1e-10
     assert relative_error(gradient, data["grad_input_f64"]) <= 1e-10
+
+
+# file → mechanism, heads, the published names of q, k, v (together or apart) and of the output projection
+OTHERS = {
+    "rivals/efficient_attention": ("efficient", 2, ("queries", "keys", "values"), "reprojection"),
+    "rivals/hydra_attention": ("hydra", 4, ("qkv",), "out"),
+    "rivals/linear_angular": ("angular", 2, ("qkv",), "proj"),
+    "rivals/mobile_attention": ("mobile", 4, ("query_projection", "key_projection", "value_projection"), "out_projection"),
+}
+
+
+def rival(golden, name, dtype):
+    """The layer with the file's parameters, and what it turns the file's tensors into: (B, N, C)."""
+    data = load_file(golden / f"{name}.safetensors")
+    mechanism, heads, inputs, output = OTHERS[name]
+    layer = create_layer(mechanism, 32, heads, tokens=36)
+    state = {}
+    for kind in ("weight", "bias"):
+        rows = [data[f"param.{part}.{kind}"] for part in inputs]
+        state[f"qkv.{kind}"] = torch.cat([row.flatten(1) if kind == "weight" else row for row in rows])
+        state[f"proj.{kind}"] = data[f"param.{output}.{kind}"].reshape(layer.proj.get_parameter(kind).shape)
+    if "param.dconv.weight" in data:
+        state["dconv.weight"] = data["param.dconv.weight"]
+    layer.load_state_dict(state, strict=True)
+    tokens = {
+        key: x.flatten(2).mT if x.ndim == 4 else x for key, x in data.items() if not key.startswith(("param", "grad_param"))
+    }
+    gradients = {key.removeprefix("grad_param."): x for key, x in data.items() if key.startswith("grad_param.")}
+    return layer.to(dtype), tokens, gradients
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize(("dtype", "ending", "tolerance"), [(torch.float32, "", 2e-6), (torch.float64, "_f64", 1e-9)])
+def test_a_rivals_layer_reproduces_its_authors_layer(golden, name, dtype, ending, tolerance):
+    layer, data, gradients = rival(golden, name, dtype)
+    x = data["input"].to(dtype).requires_grad_()
+    out = layer(x)
+    if name == "rivals/efficient_attention":
+        out = out + x  # their module adds its input; ours leaves that to the block
+    (out * data["grad_output"].to(dtype)).sum().backward()
+    assert relative_error(out, data[f"output{ending}"]) <= tolerance
+    assert relative_error(x.grad, data[f"grad_input{ending}"]) <= tolerance
+    _, _, inputs, output = OTHERS[name]
+    for kind in ("weight", "bias"):
+        wanted = torch.cat([gradients[f"{part}.{kind}"].flatten(1 if kind == "weight" else 0) for part in inputs])
+        assert relative_error(layer.qkv.get_parameter(kind).grad, wanted) <= 1e-5
+        wanted = gradients[f"{output}.{kind}"]
+        assert relative_error(layer.proj.get_parameter(kind).grad.reshape(wanted.shape), wanted) <= 1e-5
+    if name == "rivals/linear_angular":
+        assert relative_error(layer.conv.weight.grad, gradients["dconv.weight"]) <= 1e-5

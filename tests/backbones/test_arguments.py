@@ -121,7 +121,7 @@ def test_deit_without_a_class_token_pools_the_patches():
         (ValueError, "global_pool is 'max'", "pola_swin_tiny", {"global_pool": "max"}),
         (
             TypeError,
-            "attention_options holds gates; PolaAttention takes",
+            "attention_options holds gates; the attention here takes alpha",
             "pola_deit_tiny",
             {"attention_options": {"gates": 1}},
         ),
@@ -182,7 +182,7 @@ def test_wrong_input_gets_a_clear_error(name, error, message, x, mask):
 
 
 def test_mechanism_of_stages_says_what_is_allowed():
-    with pytest.raises(ValueError, match="give one of linear, pola, softmax for all stages, 4 of them with commas between"):
+    with pytest.raises(ValueError, match=r"give one of angular, .* softmax, synthesizer for all stages, 4 of them with commas"):
         mechanism_of_stages("none", 4)
     assert mechanism_of_stages("L", 1) == ("pola",)
 

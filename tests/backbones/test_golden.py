@@ -40,6 +40,8 @@ FULL_SIZE = {
     "fullsize_pola_swin_tiny_224": ("pola_swin_tiny", {}),
     "fullsize_pola_swin_small_384": ("pola_swin_small_384", {}),
     "fullsize_swin_tiny_softmax_224": ("softmax_swin_tiny", {}),
+    "rivals/fullsize_flatten_pvt_tiny_sr1111": ("pola_pvt_tiny", {"attention": "focused"}),
+    "rivals/fullsize_flatten_pvt_v2_b0_sr1111": ("pola_pvt_v2_b0", {"attention": "focused"}),
     "fullsize_DERIVED_pola_pvt_v2_b0_sr1111": ("pola_pvt_v2_b0", {}),
     "fullsize_DERIVED_pola_pvt_v2_b1_sr1111": ("pola_pvt_v2_b1", {}),
     "fullsize_DERIVED_pola_pvt_v2_b2_sr1111": ("pola_pvt_v2_b2", {}),

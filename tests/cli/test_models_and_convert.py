@@ -41,6 +41,34 @@ def test_models_as_json_prints_nothing_but_its_result(capsys: pytest.CaptureFixt
     assert record["paper"]["why_not"] is None
 
 
+def test_models_with_other_mechanisms_show_the_rows_of_table_1(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(["models", "--attention", "hydra", "focused"], capsys)
+    assert code == 0
+    rows = {tuple(line.split()[1:4:2]): line for line in out.splitlines() if line.startswith("│ pola")}
+    assert list(rows) == [(m, a) for m in ("pola_deit_tiny", "pola_swin_tiny") for a in ("hydra", "focused")]
+    for number in ("6.19", "1.14", "5.70 / 1.09", "6.1 / 1.1 [1]", "74.1"):
+        assert number in rows["pola_deit_tiny", "focused"]
+    assert "1 of 4 printed rows come out to the digit" in out
+    code, out, _ = run(["models", "pola_pvt_v2_b0", "--attention", "mobile", "linear", "--json"], capsys)
+    printed, unprinted = json.loads(out)["models"]
+    assert (printed["mechanism"], printed["paper"]["params_millions"], printed["paper"]["params_reproduced"]) == (
+        "mobile",
+        3.5,
+        False,
+    )
+    assert "3.5 M comes out in neither way" in printed["paper"]["why_not"]
+    assert "paper" not in unprinted
+
+
+def test_models_with_an_unknown_mechanism_give_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(["models", "--attention", "hidra"], capsys)
+    assert (code, out) == (2, "")
+    assert "--attention has 'hidra'; did you mean 'hydra'? there are: all, angular" in " ".join(err.split())
+    code, _, err = run(["models", "softmax_*", "--attention", "hydra"], capsys)
+    assert code == 2
+    assert "--attention goes with models of ours" in err
+
+
 def test_models_that_match_nothing_give_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(["models", "resnet*"], capsys)
     assert (code, out) == (2, "")

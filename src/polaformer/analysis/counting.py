@@ -17,8 +17,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from polaformer.attention import WindowAttention
 from polaformer.attention.gate import LinearGate
 from polaformer.backbones import Backbone, create_model
-from polaformer.backbones.published import ROWS
+from polaformer.backbones.published import Published, with_mechanism
 from polaformer.backbones.pvt import UnusedNorm
+from polaformer.backbones.registry import MODELS
+from polaformer.backbones.swin import Swin
 
 LAYERS = (nn.Linear, nn.Conv2d, nn.LayerNorm, LinearGate)  # whose parameters the paper counts
 PRODUCTS_OF_LAYERS = ("addmm", "mm", "convolution")
@@ -61,9 +63,14 @@ def count_named(name: str, **options: Any) -> Counts:
         return count(cast(Backbone, create_model(name, **options)))
 
 
-def is_reproduced(name: str, counts: Counts) -> tuple[bool, bool]:
+def count_rival(name: str, mechanism: str) -> Counts:
+    """The counts of a model by name with another mechanism, as the rows of the paper's tables have it."""
+    model = MODELS[name]
+    return count_named(name, attention=with_mechanism(mechanism, len(model.attention), is_swin=issubclass(model.family, Swin)))
+
+
+def is_reproduced(row: Published, counts: Counts) -> tuple[bool, bool]:
     """Whether the paper's way of counting gives the printed parameters, and the printed FLOPs, of a row of the paper."""
-    row = ROWS[name]
     return (
         f"{counts.paper_params / 1e6:.{_decimals(row.params)}f}" == row.params,
         f"{counts.paper_macs / 1e9:.{_decimals(row.flops)}f}" == row.flops,

@@ -19,7 +19,7 @@ from math import pi
 import torch
 from torch import Tensor
 
-from polaformer.attention.core import Facts, WideCore, unit_vectors
+from polaformer.attention.core import Facts, Maps, WideCore, unit_vectors
 
 
 class AngularCore(WideCore):
@@ -30,6 +30,10 @@ class AngularCore(WideCore):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """(B, H, N, D)."""
         return unit_vectors(v / 2 + unit_vectors(q, -1) @ (unit_vectors(k, -1).mT @ v) / pi, -1)
+
+    def apply_maps(self, maps: Maps, v: Tensor) -> Tensor:
+        """The map times v, then divided by its norm."""
+        return unit_vectors(super().apply_maps(maps, v), -1)
 
     def map(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
         """(B, H, N, N)."""

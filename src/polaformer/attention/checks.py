@@ -91,6 +91,8 @@ def check_options(
         raise ValueError(f"attention layer: proj_drop is {proj_drop}; give at least 0 and below 1")
     if gate == "matrix" and key_positions is None:
         raise ValueError("attention layer: gate 'matrix' has one row for each token; say how many with key_positions")
+    if conv == "sequence" and reduction > 1:
+        raise ValueError("attention layer: conv 'sequence' needs a value for each token, but reduction leaves fewer; use one")
     if isinstance(key_positions, int) and (reduction > 1 or conv == "deformable"):
         raise ValueError(
             "attention layer: key_positions is a number, for sequences, but reduction and deformable convolution need a grid; "

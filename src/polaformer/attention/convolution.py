@@ -16,13 +16,15 @@ from torch import Tensor, nn
 from polaformer.attention.tables import Grid
 from polaformer.ops.precision import computing_dtype, without_autocast
 
-CONVOLUTIONS = ("depthwise", "deformable", None)
+CONVOLUTIONS = ("depthwise", "deformable", "sequence", None)
 
 
-def create_convolution(kind: str | None, head_dim: int, kernel_size: tuple[int, int]) -> nn.Module | None:
-    """A module from images (B, D, H, W) to images of the same shape, or None."""
+def create_convolution(kind: str | None, num_heads: int, head_dim: int, kernel_size: tuple[int, int]) -> nn.Module | None:
+    """A module from images (B, D, H, W) to images of the same shape, or from heads ("sequence"), or None."""
     if kind is None:
         return None
+    if kind == "sequence":
+        return SequenceConvolution(num_heads, kernel_size[0])
     if kind == "depthwise":
         padding = (kernel_size[0] // 2, kernel_size[1] // 2)
         return nn.Conv2d(head_dim, head_dim, kernel_size, padding=padding, groups=head_dim)
@@ -39,6 +41,17 @@ def is_plain_depthwise(module: nn.Module | None) -> TypeGuard[nn.Conv2d]:
     same_size = module.padding == (module.kernel_size[0] // 2, module.kernel_size[1] // 2) and module.padding_mode == "zeros"
     depthwise = module.groups == module.in_channels == module.out_channels
     return same_size and depthwise and module.stride == (1, 1) and module.dilation == (1, 1)
+
+
+class SequenceConvolution(nn.Conv2d):
+    """One filter a head over the sequence of all tokens, prefix included, shared by the head's channels; no bias.
+
+    Values (B, heads, N, D) to the same shape. The branch of linear-angular attention (Castling-ViT).
+    """
+
+    def __init__(self, num_heads: int, kernel_size: int) -> None:
+        size, padding = (kernel_size, 1), (kernel_size // 2, 0)
+        super().__init__(num_heads, num_heads, size, padding=padding, groups=num_heads, bias=False)
 
 
 class DeformableConvolution(nn.Module):

@@ -55,6 +55,10 @@ class Core(Protocol):
         """The explicit maps that a call applies, by name, each (B, H, N, M)."""
         ...
 
+    def apply_maps(self, maps: Maps, v: Tensor) -> Tensor:
+        """What a call makes of v (B, H, M, D) by the maps that `weights` gave; v must be zero for keys that do not exist."""
+        ...
+
 
 class WideCore(nn.Module):
     """A core that computes in float32 (float64 for float64), whatever it is given, and takes no additive bias.
@@ -80,6 +84,10 @@ class WideCore(nn.Module):
         """The explicit map, (B, H, N, M), under the mechanism's name."""
         self.check_call(q, k, bias)
         return _maps(q, k, mask, self)
+
+    def apply_maps(self, maps: Maps, v: Tensor) -> Tensor:
+        """What a call makes of v (B, H, M, D) by the maps that `weights` gave; v must be zero for keys that do not exist."""
+        return maps[self.name] @ v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """(B, H, N, D); see above for the arguments."""
@@ -196,7 +204,7 @@ def check_length(name: str, max_length: int, given: int) -> None:
     """Raises if there are more tokens than a mechanism was made for."""
     if given > max_length:
         raise ValueError(
-            f"attention {name!r}: got {given} tokens, but it was made for at most {max_length}, for which it has parameters; "
+            f"attention {name!r}: got {given} tokens, but it was made for at most {max_length}; "
             f"create it with max_length={given} or more"
         )
 

@@ -10,6 +10,7 @@ Departs: a zero vector stays zero, where the listing divides by its norm and giv
 # B batch, H heads, N queries, M keys, D head width
 """
 
+import torch
 from torch import Tensor
 
 from polaformer.attention.core import Facts, Maps, WideCore, unit_vectors
@@ -28,6 +29,10 @@ class HydraCore(WideCore):
         """D maps (B, H, N, M), each for one channel of v."""
         q, k = _unit(q), _unit(k)
         return {f"channel {c}": q[..., c, None] * k[..., None, :, c] for c in range(self.head_dim)}
+
+    def apply_maps(self, maps: Maps, v: Tensor) -> Tensor:
+        """Each channel of v by its own map."""
+        return torch.cat([maps[f"channel {c}"] @ v[..., c : c + 1] for c in range(self.head_dim)], dim=-1)
 
 
 def _unit(x: Tensor) -> Tensor:

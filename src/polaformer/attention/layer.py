@@ -26,7 +26,13 @@ from polaformer.attention.checks import (
     check_tokens,
     check_width,
 )
-from polaformer.attention.convolution import convolve_tokens, create_convolution, is_plain_depthwise, stretch_tokens
+from polaformer.attention.convolution import (
+    SequenceConvolution,
+    convolve_tokens,
+    create_convolution,
+    is_plain_depthwise,
+    stretch_tokens,
+)
 from polaformer.attention.core import Core
 from polaformer.attention.gate import LinearGate, MatrixGate
 from polaformer.attention.parameter_names import translate_published_names
@@ -39,7 +45,8 @@ from polaformer.ops.convolution import gated_convolution
 class AttentionLayer(nn.Module):
     """Multi-head attention with the given core; called as `layer(x, grid=(H, W), mask=None, context=None)`.
 
-    conv: "depthwise", "deformable" or None: a convolution of the values, added to what the core returns.
+    conv: "depthwise", "deformable", "sequence" (one filter a head along all tokens in their order) or None: a convolution of
+        the values, added to what the core returns.
     kernel_size: of the convolution; k means k×k, a pair (height, width) is taken as it is, both odd.
     gate: "linear" (a projection of the input), "matrix" (a free N × C matrix, as large as `key_positions` says) or None.
     gate_init: "default" (as published), "kaiming_uniform", "zeros", "normal", "uniform" or "ones", for the gate's weight.
@@ -76,7 +83,7 @@ class AttentionLayer(nn.Module):
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)  # rows: q, k, v
         self.proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
-        self.conv = create_convolution(conv, dim // num_heads, kernel)
+        self.conv = create_convolution(conv, num_heads, dim // num_heads, kernel)
         self.key_reduction = KeyReduction(dim, reduction) if reduction > 1 else None
 
         self.key_positions: TokenTable | None = None
@@ -192,9 +199,12 @@ class AttentionLayer(nn.Module):
     def _with_convolution(
         self, out: Tensor, v: Tensor, gate: Tensor | None, mask: Tensor | None, grid: Grid, sizes: Sequence[Grid] | None
     ) -> Tensor:
-        """(out + convolution of the values) ⊙ gate, (B, N, C); prefix tokens are not convolved."""
+        """(out + convolution of the values) ⊙ gate, (B, N, C); prefix tokens are convolved in a sequence only."""
         if mask is not None:
             v = v.masked_fill(~mask[..., None], 0.0)
+        if isinstance(self.conv, SequenceConvolution):
+            out = out + self.conv(self._split(v)).transpose(1, 2).flatten(2)
+            return out if gate is None else out * gate
         cells = v[:, self.num_prefix_tokens :]
         if self.key_reduction is not None:
             cells = stretch_tokens(cells, self._key_grid(grid), grid, self._key_sizes(sizes), sizes)

@@ -7,12 +7,13 @@
 | q and kv (softmax in PVT and PVTv2)                   | qkv                                     |
 | power (1, H, 1, D), scale (1, 1, C)                   | core.power, core.scale, both (H, D)     |
 | positional_encoding (1, n, C)                         | key_positions.rows (n, C)               |
-| dwc                                                   | conv                                    |
+| dwc, dconv (linear-angular)                           | conv                                    |
 | sr, norm                                              | key_reduction.conv, key_reduction.norm  |
 | relative_position_bias_table                          | relative_positions.table                |
 | relative_position_index                               | not stored: it follows from the window  |
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,13 +29,14 @@ def translate_published_names(layer: nn.Module, state: StateDict, prefix: str, *
     _rename(state, f"{prefix}positional_encoding", f"{prefix}key_positions.rows", _as_rows)
     _rename(state, f"{prefix}relative_position_bias_table", f"{prefix}relative_positions.table")
     state.pop(f"{prefix}relative_position_index", None)
-    for published, ours in (("dwc", "conv"), ("sr", "key_reduction.conv"), ("norm", "key_reduction.norm")):
+    for published, ours in (("dwc", "conv"), ("dconv", "conv"), ("sr", "key_reduction.conv"), ("norm", "key_reduction.norm")):
         for kind in ("weight", "bias"):
             _rename(state, f"{prefix}{published}.{kind}", f"{prefix}{ours}.{kind}")
-    core_power = getattr(getattr(layer, "core", None), "power", None)
-    if core_power is not None:
-        for name in ("power", "scale"):
-            _rename(state, f"{prefix}{name}", f"{prefix}core.{name}", lambda x: _as_heads(x, core_power.shape))
+    core = getattr(layer, "core", None)
+    for name in ("power", "scale"):
+        parameter = getattr(core, name, None)
+        if isinstance(parameter, Tensor):
+            _rename(state, f"{prefix}{name}", f"{prefix}core.{name}", partial(_as_heads, shape=parameter.shape))
 
 
 def _fuse_projections(state: StateDict, prefix: str, kind: str) -> None:

@@ -79,6 +79,13 @@ class PolaCore(nn.Module):
         same, opposite = variants.polarity_maps(q, k, self.exponent(), mask=mask, eps=self.eps)
         return {"same": same, "opposite": opposite} if self.polarity == "both" else {self.polarity: same}
 
+    def apply_maps(self, maps: Maps, v: Tensor) -> Tensor:
+        """What a call makes of v (B, H, M, D) by the maps that `weights` gave."""
+        if self.polarity != "both":
+            return maps[self.polarity] @ v
+        half = (v.shape[-1] + 1) // 2
+        return torch.cat([maps["same"] @ v[..., :half], maps["opposite"] @ v[..., half:]], dim=-1)
+
     def exponent(self) -> Tensor:
         """p of Eq. 9, (H, D), between 1 and 1 + α; never narrower than float32, so that bf16 does not round it."""
         return 1 + self.alpha * torch.sigmoid(self.power.to(computing_dtype(self.power)))

@@ -45,6 +45,10 @@ class SoftmaxCore(nn.Module):
         weights = scores.softmax(dim=-1)
         return {"softmax": weights if mask is None else weights * mask[:, None, None, :]}
 
+    def apply_maps(self, maps: Maps, v: Tensor) -> Tensor:
+        """What a call makes of v (B, H, M, D) by the maps that `weights` gave."""
+        return maps["softmax"] @ v
+
 
 def _allowed(mask: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """Mask and bias as the one argument that `scaled_dot_product_attention` takes.

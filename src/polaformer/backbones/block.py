@@ -14,8 +14,31 @@ from polaformer.attention import AttentionLayer
 from polaformer.backbones.layout import Layout
 
 
+class ConvolutionalMlp(nn.Module):
+    """Linear, a depthwise 3×3 convolution over the grid, GELU, linear; prefix tokens skip the convolution.
+
+    timm has the same, but not for tokens of which some do not exist: these must be zero where the convolution looks.
+    """
+
+    def __init__(self, dim: int, hidden: int, drop: float, num_prefix_tokens: int = 0) -> None:
+        super().__init__()
+        self.num_prefix_tokens = num_prefix_tokens
+        self.fc1 = nn.Linear(dim, hidden)
+        self.dwconv = nn.Conv2d(hidden, hidden, kernel_size=3, padding=1, groups=hidden)
+        self.act = nn.GELU()
+        self.fc2 = nn.Linear(hidden, dim)
+        self.drop = nn.Dropout(drop)
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        """Tokens (B, P + N, C) to (B, P + N, C)."""
+        hidden = self.fc1(x)
+        cells = self.dwconv(layout.image(hidden[:, self.num_prefix_tokens :])).flatten(2).mT
+        hidden = cells if self.num_prefix_tokens == 0 else torch.cat([hidden[:, : self.num_prefix_tokens], cells], dim=1)
+        return self.drop(self.fc2(self.drop(self.act(hidden))))
+
+
 class Block(nn.Module):
-    """A pre-norm transformer block around any attention layer."""
+    """A pre-norm transformer block around any attention layer; local_mlp: the MLP looks at neighbours, by a convolution."""
 
     def __init__(
         self,
@@ -26,6 +49,7 @@ class Block(nn.Module):
         norm_eps: float = 1e-6,
         drop_path: float = 0.0,
         proj_drop: float = 0.0,
+        local_mlp: bool = False,
     ) -> None:
         super().__init__()
         if int(dim * mlp_ratio) < 1:
@@ -33,7 +57,12 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(dim, eps=norm_eps)
         self.attn = attention
         self.norm2 = nn.LayerNorm(dim, eps=norm_eps)
-        self.mlp: nn.Module = Mlp(dim, int(dim * mlp_ratio), drop=proj_drop)
+        hidden = int(dim * mlp_ratio)
+        self.mlp: nn.Module = (
+            ConvolutionalMlp(dim, hidden, proj_drop, attention.num_prefix_tokens)
+            if local_mlp
+            else Mlp(dim, hidden, drop=proj_drop)
+        )
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
@@ -43,8 +72,8 @@ class Block(nn.Module):
         return x + self.drop_path(self.feed_forward(self.norm2(x), layout))
 
     def feed_forward(self, x: Tensor, layout: Layout) -> Tensor:
-        """The second half, (B, N, C) to (B, N, C); a family whose MLP looks at neighbours says so here."""
-        return self.mlp(x)
+        """The second half, (B, N, C) to (B, N, C)."""
+        return self.mlp(x, layout) if isinstance(self.mlp, ConvolutionalMlp) else self.mlp(x)
 
 
 def run_blocks(blocks: Iterable[nn.Module], x: Tensor, layout: Layout, *, recompute: bool) -> Tensor:

@@ -20,7 +20,7 @@ from polaformer.attention.tables import Grid, TokenTable
 from polaformer.backbones.backbone import Backbone, as_grid, check_format, mean_of_existing, per_stage
 from polaformer.backbones.block import Block, initialise_linear, run_blocks
 from polaformer.backbones.layout import Layout, pad_to_multiple
-from polaformer.backbones.mechanisms import create_attention, mechanism_of_stages
+from polaformer.backbones.mechanisms import check_attention_options, create_attention, has_local_mlp, mechanism_of_stages
 from polaformer.backbones.parameter_names import translate_deit
 
 NORM_EPS = 1e-6
@@ -32,7 +32,7 @@ class DeiT(Backbone):
     class_token: False leaves it out; then global_pool is "avg" (the mean of the patches is classified).
     num_heads, dims, depths, mlp_ratios: one number, or a sequence of one, as for the other backbones.
     feature_norms: a LayerNorm for each block's features, for dense tasks.
-    attention_options: further arguments of PolaAttention (conv, gate, polarity, backend, …).
+    attention_options: further arguments of the attention, unless it is softmax (conv, gate, polarity, backend, …).
     """
 
     translate = staticmethod(translate_deit)
@@ -80,6 +80,7 @@ class DeiT(Backbone):
         (heads,), (ratio,) = per_stage("num_heads", num_heads, 1, whole=True), per_stage("mlp_ratios", mlp_ratios, 1)
         (reduction,) = per_stage("reductions", reductions, 1, whole=True)
         self.attention = mechanism_of_stages(attention, 1)
+        check_attention_options(self.attention, attention_options)
         self.stride, self.recompute, self.num_prefix_tokens = patch_size, False, int(class_token)
         grid = Layout(self.img_size).shrunk(patch_size).grid
         self.patch_embed = PatchEmbed(None, patch_size, in_chans, dim, output_fmt="NHWC")
@@ -105,6 +106,7 @@ class DeiT(Backbone):
                 norm_eps=NORM_EPS,
                 drop_path=drop_path,
                 proj_drop=proj_drop_rate,
+                local_mlp=has_local_mlp(self.attention[0]),
             )
             for drop_path in calculate_drop_path_rates(drop_path_rate, depth)
         )

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
-from polaformer.attention import AttentionLayer, PolaAttention, create, names
+from polaformer.attention import AttentionLayer, create_layer, names, option_names
 from polaformer.attention.checks import check_kernel
 from polaformer.attention.tables import Grid
 
@@ -54,33 +54,51 @@ def create_attention(
     kernel_size: int = 5,
     options: Mapping[str, Any] | None = None,
 ) -> AttentionLayer:
-    """The layer of a mechanism as it is published: pola with gate, convolution and key positions, the others plain.
+    """The layer of a mechanism as it is published; see polaformer.attention.create_layer.
 
-    grid: the native (height, width) of the tokens. alpha, kernel_size and options, which are arguments of PolaAttention
-    (conv, gate, polarity, backend, …), concern pola alone, so that a model may mix mechanisms.
+    grid: the native (height, width) of the tokens. alpha concerns pola, kernel_size what has a depthwise convolution.
+    options: further arguments; each layer takes those that it knows, and softmax none, so that a model may mix mechanisms.
     """
-    shared: dict[str, Any] = {
-        "reduction": reduction,
-        "num_prefix_tokens": num_prefix_tokens,
-        "qkv_bias": qkv_bias,
-        "proj_drop": proj_drop,
-    }
-    _check_options(alpha, kernel_size, options)
+    _check_pola(alpha, kernel_size)
+    settings: dict[str, Any] = {"reduction": reduction, "qkv_bias": qkv_bias, "proj_drop": proj_drop}
     if mechanism == "pola":
-        pola = {"alpha": alpha, "kernel_size": kernel_size, "eps": PUBLISHED_EPS, "key_positions": grid} | dict(options or {})
-        return PolaAttention(dim, num_heads, **(shared | pola))
-    core = create(mechanism, num_heads=num_heads, head_dim=dim // num_heads)
-    return AttentionLayer(dim, num_heads, core, **shared)
+        settings |= {"alpha": alpha, "eps": PUBLISHED_EPS}
+    if mechanism in ("pola", "focused"):
+        settings["kernel_size"] = kernel_size
+    if mechanism != "softmax":
+        known = [*option_names(mechanism), *_layer_arguments()]
+        settings |= {name: value for name, value in (options or {}).items() if name in known}
+    return create_layer(mechanism, dim, num_heads, tokens=grid, num_prefix_tokens=num_prefix_tokens, **settings)
 
 
-def _check_options(alpha: Any, kernel_size: Any, options: Any) -> None:
+def has_local_mlp(mechanism: str) -> bool:
+    """Whether a mechanism's block is published with a depthwise convolution in its MLP."""
+    return mechanism == "enhanced"
+
+
+def check_attention_options(mechanisms: Sequence[str], options: Any) -> None:
+    """Raises for options that no stage takes.
+
+    Those of PolaAttention pass always, so that a configuration may exchange pola for another mechanism and keep the rest.
+    """
+    if options is None:
+        return
+    if not isinstance(options, Mapping):
+        raise TypeError(f"attention_options is a {type(options).__name__}; give a mapping from names of arguments")
+    known = [*option_names("pola"), *_layer_arguments()]
+    known += [name for mechanism in dict.fromkeys(mechanisms) for name in option_names(mechanism) if name not in known]
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise TypeError(f"attention_options holds {', '.join(map(str, unknown))}; the attention here takes {', '.join(known)}")
+
+
+def _check_pola(alpha: Any, kernel_size: Any) -> None:
     """Raises for settings that no pola layer takes, also where there is none: a mistake should not wait for the next model."""
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < inf:
         raise ValueError(f"alpha is {alpha!r}; give a positive number (4 in the authors' models)")
     check_kernel(kernel_size)
-    if options is not None and not isinstance(options, Mapping):
-        raise TypeError(f"attention_options is a {type(options).__name__}; give a mapping from arguments of PolaAttention")
-    known = [name for name in inspect.signature(PolaAttention).parameters if name not in ("dim", "num_heads")]
-    unknown = [name for name in options or {} if name not in known]
-    if unknown:
-        raise TypeError(f"attention_options holds {', '.join(map(str, unknown))}; PolaAttention takes {', '.join(known)}")
+
+
+def _layer_arguments() -> list[str]:
+    given_here = ("dim", "num_heads", "core", "reduction", "num_prefix_tokens", "qkv_bias", "proj_drop")
+    return [name for name in inspect.signature(AttentionLayer).parameters if name not in given_here]

@@ -17,7 +17,7 @@ from polaformer.attention.tables import Grid, TokenTable
 from polaformer.backbones.backbone import Backbone, Stage, check_dims, per_stage
 from polaformer.backbones.block import Block, initialise_linear, run_blocks
 from polaformer.backbones.layout import Layout, pad_to_multiple
-from polaformer.backbones.mechanisms import create_attention, mechanism_of_stages
+from polaformer.backbones.mechanisms import check_attention_options, create_attention, has_local_mlp, mechanism_of_stages
 from polaformer.backbones.parameter_names import translate_pvt
 
 NORM_EPS = 1e-6  # of blocks; the norms after patches and after key reduction have 1e-5
@@ -51,11 +51,11 @@ class PVT(Backbone):
 
     reductions: one key for each r×r square of tokens; unless given, 1 in linear stages and 8, 4, 2, 1 in softmax stages.
     feature_norms: a LayerNorm for each stage's features, for dense tasks.
-    attention_options: further arguments of PolaAttention, for pola stages (conv, gate, polarity, backend, …).
+    attention_options: further arguments of the attention, for all but softmax stages (conv, gate, polarity, backend, …).
     """
 
     translate = staticmethod(translate_pvt)
-    block_type: type[Block] = Block
+    local_mlp = False
     stage_type: Callable[..., Stage] = PVTStage
 
     def __init__(
@@ -97,6 +97,7 @@ class PVT(Backbone):
         num_heads = per_stage("num_heads", num_heads, num_stages, whole=True)
         mlp_ratios = per_stage("mlp_ratios", mlp_ratios, num_stages)
         self.attention = mechanism_of_stages(attention, num_stages)
+        check_attention_options(self.attention, attention_options)
         ratios = reductions_of_stages(reductions, self.attention)
         make_attention = partial(
             create_attention,
@@ -109,8 +110,15 @@ class PVT(Backbone):
 
         def make_block(i: int, j: int, grid: Grid, drop_path: float) -> Block:
             attention = make_attention(self.attention[i], dims[i], num_heads[i], grid=grid, reduction=ratios[i])
-            options = {"norm_eps": NORM_EPS, "drop_path": drop_path, "proj_drop": proj_drop_rate}
-            return self.block_type(dims[i], attention, mlp_ratio=mlp_ratios[i], **options)
+            return Block(
+                dims[i],
+                attention,
+                mlp_ratio=mlp_ratios[i],
+                norm_eps=NORM_EPS,
+                drop_path=drop_path,
+                proj_drop=proj_drop_rate,
+                local_mlp=self.local_mlp or has_local_mlp(self.attention[i]),
+            )
 
         def make_stage(i: int, stride: int, grid: Grid, blocks: Sequence[nn.Module]) -> Stage:
             return self.stage_type(dims[i - 1] if i else in_chans, dims[i], stride, grid, blocks)

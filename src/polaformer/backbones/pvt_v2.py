@@ -12,10 +12,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from polaformer.attention import AttentionLayer
 from polaformer.attention.tables import Grid
 from polaformer.backbones.backbone import Stage
-from polaformer.backbones.block import Block, run_blocks
+from polaformer.backbones.block import run_blocks
 from polaformer.backbones.layout import Layout
 from polaformer.backbones.pvt import NORM_EPS, PVT
 
@@ -31,38 +30,6 @@ class OverlappingPatches(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """(B, C, H, W) to tokens (B, H', W', dim)."""
         return self.norm(self.proj(image).permute(0, 2, 3, 1))
-
-
-class ConvolutionalMlp(nn.Module):
-    """Linear, a depthwise 3×3 convolution over the grid, GELU, linear.
-
-    timm has the same, but not for tokens of which some do not exist: these must be zero where the convolution looks.
-    """
-
-    def __init__(self, dim: int, hidden: int, drop: float) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(dim, hidden)
-        self.dwconv = nn.Conv2d(hidden, hidden, kernel_size=3, padding=1, groups=hidden)
-        self.act = nn.GELU()
-        self.fc2 = nn.Linear(hidden, dim)
-        self.drop = nn.Dropout(drop)
-
-    def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        """Tokens (B, N, C) to (B, N, C)."""
-        hidden = self.dwconv(layout.image(self.fc1(x))).flatten(2).mT
-        return self.drop(self.fc2(self.drop(self.act(hidden))))
-
-
-class PVTv2Block(Block):
-    """The block with that MLP."""
-
-    def __init__(self, dim: int, attention: AttentionLayer, *, mlp_ratio: float, proj_drop: float, **options: float) -> None:
-        super().__init__(dim, attention, mlp_ratio=mlp_ratio, proj_drop=proj_drop, **options)
-        self.mlp = ConvolutionalMlp(dim, int(dim * mlp_ratio), proj_drop)
-
-    def feed_forward(self, x: Tensor, layout: Layout) -> Tensor:
-        """The second half, (B, N, C) to (B, N, C)."""
-        return self.mlp(x, layout)
 
 
 class PVTv2Stage(Stage):
@@ -84,7 +51,7 @@ class PVTv2Stage(Stage):
 class PVTv2(PVT):
     """PVTv2 with the given attention in each stage; arguments as those of PVT."""
 
-    block_type, stage_type = PVTv2Block, PVTv2Stage
+    local_mlp, stage_type = True, PVTv2Stage
 
     def initialise(self) -> None:
         """Initial values as published."""

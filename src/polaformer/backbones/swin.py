@@ -17,7 +17,7 @@ from polaformer.attention.tables import Grid
 from polaformer.backbones.backbone import Backbone, Stage, check_dims, per_stage
 from polaformer.backbones.block import Block, initialise_linear, run_blocks
 from polaformer.backbones.layout import Layout, pad_to_multiple
-from polaformer.backbones.mechanisms import create_attention, mechanism_of_stages
+from polaformer.backbones.mechanisms import check_attention_options, create_attention, has_local_mlp, mechanism_of_stages
 from polaformer.backbones.parameter_names import translate_swin
 
 NORM_EPS = 1e-5
@@ -62,7 +62,7 @@ class Swin(Backbone):
 
     windows: the side of softmax windows, one for all stages or one for each; clipped to the native grid, as the authors do.
     feature_norms: a LayerNorm for each stage's features, for dense tasks.
-    attention_options: further arguments of PolaAttention, for pola stages (conv, gate, polarity, backend, …).
+    attention_options: further arguments of the attention, for all but softmax stages (conv, gate, polarity, backend, …).
     """
 
     translate = staticmethod(translate_swin)
@@ -107,6 +107,7 @@ class Swin(Backbone):
         mlp_ratios = per_stage("mlp_ratios", mlp_ratios, num_stages)
         windows = per_stage("windows", windows, num_stages, whole=True)
         self.attention = mechanism_of_stages(attention, num_stages)
+        check_attention_options(self.attention, attention_options)
         make_attention = partial(
             _create_attention,
             qkv_bias=qkv_bias,
@@ -118,8 +119,15 @@ class Swin(Backbone):
 
         def make_block(i: int, j: int, grid: Grid, drop_path: float) -> Block:
             attention = make_attention(self.attention[i], dims[i], num_heads[i], windows[i], shifted=j % 2 == 1, grid=grid)
-            options = {"norm_eps": NORM_EPS, "drop_path": drop_path, "proj_drop": proj_drop_rate}
-            return Block(dims[i], attention, mlp_ratio=mlp_ratios[i], **options)
+            return Block(
+                dims[i],
+                attention,
+                mlp_ratio=mlp_ratios[i],
+                norm_eps=NORM_EPS,
+                drop_path=drop_path,
+                proj_drop=proj_drop_rate,
+                local_mlp=has_local_mlp(self.attention[i]),
+            )
 
         def make_stage(i: int, stride: int, grid: Grid, blocks: Sequence[nn.Module]) -> Stage:
             return SwinStage(dims[i - 1] if i else in_chans, dims[i], stride, blocks, first=i == 0)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polaformer.attention import PolaAttention, WindowAttention
-from polaformer.attention.core import Bias, Maps, Mask, Size
+from polaformer.attention.core import Bias, Mask, Size
 from polaformer.attention.gate import LinearGate
 from polaformer.attention.softmax import SoftmaxCore
 from polaformer.attention.tables import Grid
@@ -33,24 +33,17 @@ def as_published(model: nn.Module) -> nn.Module:
             parent, _, own = name.rpartition(".")
             setattr(model.get_submodule(parent), own, PublishedLayer(layer))
         elif isinstance(layer, WindowAttention):
-            layer.core = PublishedSoftmax(cast(SoftmaxCore, layer.core))
+            core = cast(SoftmaxCore, layer.core)
+            layer.core = PublishedSoftmax(core.num_heads, core.head_dim, scale=core.scale)
     return model
 
 
-class PublishedSoftmax(nn.Module):
+class PublishedSoftmax(SoftmaxCore):
     """Softmax attention by its explicit map, as in the authors' windows."""
-
-    def __init__(self, core: SoftmaxCore) -> None:
-        super().__init__()
-        self.core, self.num_heads, self.head_dim = core, core.num_heads, core.head_dim
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Tensor:
         """(B, H, N, D) in v's dtype."""
-        return self.core.weights(q, k, mask=mask, bias=bias)["softmax"] @ v
-
-    def weights(self, q: Tensor, k: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Maps:
-        """The explicit map."""
-        return self.core.weights(q, k, mask=mask, bias=bias)
+        return self.weights(q, k, mask=mask, bias=bias)["softmax"] @ v
 
 
 class PublishedLayer(nn.Module):

@@ -26,7 +26,7 @@ def without_autocast(function: Callable[Arguments, Result]) -> Callable[Argument
     def wrapper(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         assert isinstance(args[0], Tensor)
         device_type = args[0].device.type
-        if not torch.is_autocast_enabled(device_type):
+        if not torch.amp.is_autocast_available(device_type) or not torch.is_autocast_enabled(device_type):
             return function(*args, **kwargs)
         with torch.autocast(device_type, enabled=False):
             return function(*args, **kwargs)

@@ -1,0 +1,53 @@
+"""Kernelized attention (Chen et al., 2021): a Gaussian kernel in place of the softmax; Skyformer approximates it.
+
+    out_t = Σ_i C_ti v_i,   C_ti = exp(−‖s q_t − s k_i‖² / 2),   s = D^-1/4
+
+Shapes: q (B, H, N, D), k and v (B, H, M, D), C (B, H, N, M). Keys that do not exist have C_ti = 0.
+Normaliser: none, so that outputs grow with the number of keys nearby. Cost O(N·M·D). Parameters: none.
+Paper: Skyformer: Remodel Self-Attention with Gaussian Kernel and Nyström Method. Source: pkuzengqi/Skyformer.
+Departs: no dropout of C by default; the Skyformer harness has dropout=0.1, in training only.
+Departs: queries of tokens that do not exist are not set to zero; no other token's result depends on them.
+
+# B batch, H heads, N queries, M keys, D head width
+"""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from polaformer.attention.core import Facts, WideCore
+
+
+class KernelizedCore(WideCore):
+    """Attention with a Gaussian kernel; dropout is that of the weights in training."""
+
+    name, facts = "kernelized", Facts("quadratic")
+
+    def __init__(self, num_heads: int, head_dim: int, *, dropout: float = 0.0) -> None:
+        super().__init__(num_heads, head_dim)
+        if not 0 <= dropout < 1:
+            raise ValueError(
+                f"attention 'kernelized': dropout is {dropout!r}; give a number of at least 0 and below 1 (e.g. 0.1)"
+            )
+        self.dropout = dropout
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, H, N, D)."""
+        return self.map(q, k, mask) @ v
+
+    def map(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, H, N, M); in training after dropout."""
+        weights = gaussian_kernel(q, k)
+        if mask is not None:
+            weights = weights * mask[:, None, None, :]
+        return F.dropout(weights, self.dropout, self.training)
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return f"dropout={self.dropout}"
+
+
+def gaussian_kernel(q: Tensor, k: Tensor) -> Tensor:
+    """exp(−‖q_t − k_i‖² / (2√D)), (B, H, N, M)."""
+    squares = q.square().sum(dim=-1, keepdim=True) + k.square().sum(dim=-1, keepdim=True).mT
+    # Rounding may leave a small negative distance, or for large vectors a large one.
+    return ((q @ k.mT - squares / 2) * q.shape[-1] ** -0.5).clamp(max=0).exp()

@@ -1,0 +1,117 @@
+"""Local attention, as the Long Range Arena calls it (Tay et al., 2021): softmax within contiguous blocks of tokens.
+
+    out_t = Σ_i softmax_i(⟨q_t, k_i⟩ D^-1/2) v_i,   over the tokens i with ⌊i/block⌋ = ⌊t/block⌋
+
+Shapes: q, k and v (B, H, N, D), the same tokens in all three; the last block is shorter if block does not divide N.
+Normaliser: the softmax over the keys of the block that exist; a block without any gives zeros. Cost O(N·block·D).
+Parameters: none.
+Paper: Long Range Arena: A Benchmark for Efficient Transformers. Source: the paper's words; its runs have blocks of 50 (ListOps,
+Text, Retrieval) or 64 (Image, Pathfinder).
+Departs: the Long Range Arena's code, which is strided, not local. It appends block − (N mod block) zero tokens, a whole block
+if N is a multiple, and lets those of the N' tokens attend to each other that are a multiple of G = N'/block apart: group g has
+the tokens g, g + G, g + 2G, … `as_published=True` computes this.
+Departs: the mask of that code is cut in contiguous blocks: entry a of group g, the token g + a·G, is masked if the token
+g·block + a is. The appended tokens count as existing; masked tokens keep their content; a masked query averages its group.
+`as_published=True` does the same, so that there the content of masked tokens matters.
+
+# B batch, H heads, N tokens, D head width, G blocks, S tokens of a block
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polaformer.attention.core import Bias, Facts, Maps, Mask, Size, WideCore, check_count, masked_softmax
+from polaformer.ops.precision import computing_dtype, without_autocast
+
+
+class LocalCore(WideCore):
+    """Softmax attention within blocks of `block` tokens; as_published: the strided pattern of the benchmark's table."""
+
+    name, facts = "local", Facts("linear", approximates="softmax", cross=False)
+
+    def __init__(self, num_heads: int, head_dim: int, *, block: int = 64, as_published: bool = False) -> None:
+        super().__init__(num_heads, head_dim)
+        check_count(self.name, "block", block)
+        self.block, self.as_published = block, as_published
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Tensor:
+        """(B, H, N, D) in v's dtype."""
+        if not self.as_published:
+            return super().forward(q, k, v, mask=mask, bias=bias, grid=grid)
+        self.check_call(q, k, bias)
+        return _attend_to_masked(q, k, v, mask, self)
+
+    def weights(self, q: Tensor, k: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Maps:
+        """The explicit map, (B, H, N, N); as published, not zero at masked tokens."""
+        if not self.as_published:
+            return super().weights(q, k, mask=mask, bias=bias, grid=grid)
+        self.check_call(q, k, bias)
+        return _map_of_masked(q, k, mask, self)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, H, N, D)."""
+        weights = self._weights(q, k, mask)
+        out = weights @ self._split(v)  # (B, H, G, S, D)
+        if self.as_published:
+            out = out.transpose(2, 3)
+        return out.flatten(2, 3)[:, :, : q.shape[2]]
+
+    def map(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, H, N, N)."""
+        weights = torch.diag_embed(self._weights(q, k, mask).movedim(2, -1))  # (B, H, S, S, G, G)
+        order = (0, 1, 2, 4, 3, 5) if self.as_published else (0, 1, 4, 2, 5, 3)
+        full = weights.permute(order).flatten(4, 5).flatten(2, 3)
+        return full[:, :, : q.shape[2], : q.shape[2]]
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return f"block={self.block}" + (", as_published=True" if self.as_published else "")
+
+    def _sizes(self, tokens: int) -> tuple[int, int]:
+        """Tokens of a block, and of all blocks."""
+        if self.as_published:
+            return self.block, tokens + self.block - tokens % self.block
+        size = min(self.block, tokens)
+        return size, -(-tokens // size) * size
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(B, H, N, D) to (B, H, G, S, D)."""
+        size, length = self._sizes(x.shape[2])
+        x = fill_up(x, length)
+        if self.as_published:
+            return x.unflatten(2, (size, length // size)).transpose(2, 3)
+        return x.unflatten(2, (length // size, size))
+
+    def _weights(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+        """The map within each block, (B, H, G, S, S)."""
+        size, length = self._sizes(q.shape[2])
+        scores = self._split(q * self.head_dim**-0.5) @ self._split(k).mT
+        exists = existing(q, mask, length, beyond=self.as_published).unflatten(1, (length // size, size))[:, None, :, None]
+        if not self.as_published:
+            return masked_softmax(scores, exists)
+        # The published −1e10 leaves no digit of a score in float32, whence the average.
+        return scores.masked_fill(~(exists & exists.mT), -1e10).softmax(dim=-1)
+
+
+@without_autocast
+def _attend_to_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, core: LocalCore) -> Tensor:
+    dtype = computing_dtype(v)
+    return core.attend(q.to(dtype), k.to(dtype), v.to(dtype), mask).to(v.dtype)
+
+
+@without_autocast
+def _map_of_masked(q: Tensor, k: Tensor, mask: Tensor | None, core: LocalCore) -> Maps:
+    return core.maps(q.to(computing_dtype(q)), k.to(computing_dtype(k)), mask)
+
+
+def fill_up(x: Tensor, length: int) -> Tensor:
+    """(B, H, N, D) to (B, H, length, D), zeros appended."""
+    return F.pad(x, (0, 0, 0, length - x.shape[2]))
+
+
+def existing(x: Tensor, mask: Tensor | None, length: int, *, beyond: bool = False) -> Tensor:
+    """(B, length): which of x's tokens (B, H, N, D) exist, and `beyond` for those that are appended."""
+    if mask is None:
+        mask = x.new_ones(x.shape[0], x.shape[2], dtype=torch.bool)
+    return F.pad(mask, (0, length - x.shape[2]), value=beyond)

@@ -1,0 +1,109 @@
+"""Nyström attention (Nyströmformer; Xiong et al., 2021): softmax attention from m landmarks, means of consecutive tokens.
+
+    out = softmax(Q K̃ᵀ) · softmax(Q̃ K̃ᵀ)⁺ · softmax(Q̃ Kᵀ) V,   Q and K scaled by D^-1/4 each
+    Q̃_l, K̃_l = mean of the tokens of segment l;   the token of rank r among n lies in segment ⌊r m / n⌋
+    A⁺ ≈ Z after 6 steps of Z ← ¼ Z (13 − A Z (15 − A Z (7 − A Z))), from Z = Aᵀ / largest column sum of A
+
+Shapes: q (B, H, N, D), k and v (B, H, M, D), landmarks (B, H, m, D); the three factors are (N, m), (m, m) and (m, M).
+Normaliser: the three softmaxes; rows of the map sum to 1 as far as the inverse is one. Cost O((N + M)·m·D + m³).
+Parameters: none. Where a sample has neither more queries nor more keys than landmarks: plain softmax, as published.
+Paper: Nyströmformer: A Nyström-Based Algorithm for Approximating Self-Attention. Source: the Long Range Arena harness of
+Skyformer, which leaves out the convolution of the values that Nyströmformer adds.
+Departs: segments hold tokens that exist, any number of them, where published means count padding as zeros and need n to be a
+multiple of m; both are the same if nothing is masked. Tokens in the padding are therefore as good as absent, wherever it is.
+Departs: segments that are empty, because fewer keys exist than there are landmarks, take no part in softmax and inverse.
+Departs: the inverse starts from each matrix's own largest column sum; published code takes the largest of the whole batch.
+
+# B batch, H heads, N queries, M keys, D head width, m landmarks
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polaformer.attention.core import Facts, WideCore, check_count, masked_softmax, zero_absent
+from polaformer.ops.linear import reciprocal
+
+
+class NystromCore(WideCore):
+    """Nyström attention; num_landmarks is m, iterations how often the inverse is refined."""
+
+    name, facts = "nystrom", Facts("linear", approximates="softmax", together=True)
+
+    def __init__(self, num_heads: int, head_dim: int, *, num_landmarks: int = 128, iterations: int = 6) -> None:
+        super().__init__(num_heads, head_dim)
+        check_count(self.name, "num_landmarks", num_landmarks)
+        check_count(self.name, "iterations", iterations)
+        self.num_landmarks, self.iterations = num_landmarks, iterations
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, H, N, D)."""
+        q = q * self.head_dim**-0.5
+        keys_exist = None if mask is None else mask[:, None, None, :]
+        if max(q.shape[2], k.shape[2]) <= self.num_landmarks:
+            return masked_softmax(q @ k.mT, keys_exist) @ v
+        of_keys = _segments(k, mask, self.num_landmarks)
+        of_queries = of_keys if q.shape[2] == k.shape[2] else _segments(q, None, self.num_landmarks)
+        near_queries, near_keys = of_queries.means(q), of_keys.means(k)  # (B, H, m, D)
+        # Only segments of keys need a mask: those of queries are empty where `few` holds, below, and nowhere else.
+        landmarks_exist = None if mask is None else (of_keys.sizes > 0)[:, None, None, :]
+        middle = masked_softmax(near_queries @ near_keys.mT, landmarks_exist)  # (B, H, m, m)
+        right = masked_softmax(near_queries @ k.mT, keys_exist)  # (B, H, m, M)
+        values = iterative_inverse(middle, self.iterations) @ (right @ v)  # (B, H, m, D)
+        if mask is not None:
+            # Every segment holds one token or none then, and the left factor is the softmax itself.
+            few = (of_queries.num_tokens <= self.num_landmarks) & (of_keys.num_tokens <= self.num_landmarks)
+            values = torch.where(few[:, :, None, None], of_keys.means(v), values)
+        return masked_softmax(q @ near_keys.mT, landmarks_exist) @ values
+
+    def map(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, H, N, M): what is attended if every key has a channel of v to itself."""
+        return self.attend(q, k, unit_values(k, mask), mask)
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return f"num_landmarks={self.num_landmarks}, iterations={self.iterations}"
+
+
+class _Segments(NamedTuple):
+    """How tokens are divided: the segment of each, how many tokens each segment holds, and how many there are at all."""
+
+    segment: Tensor  # (B or 1, N)
+    sizes: Tensor  # (B or 1, m)
+    num_tokens: Tensor  # (B or 1, 1)
+
+    def means(self, x: Tensor) -> Tensor:
+        """(B, H, m, D), zero for empty segments, of x (B, H, N, D) that is zero for tokens that do not exist."""
+        sums = x.new_zeros(*x.shape[:2], self.sizes.shape[1], x.shape[3])
+        sums = sums.scatter_add(2, self.segment[:, None, :, None].expand_as(x), x)
+        return sums * reciprocal(self.sizes.to(x.dtype))[:, None, :, None]
+
+
+def _segments(x: Tensor, mask: Tensor | None, num_landmarks: int) -> _Segments:
+    """The tokens of x (B, H, N, D) that exist, in segments as even as can be: at most num_landmarks, at most N."""
+    exists = x.new_ones(1, x.shape[2], dtype=torch.bool) if mask is None else mask
+    number = min(num_landmarks, x.shape[2])
+    count = exists.sum(dim=-1, keepdim=True)
+    rank = (exists.cumsum(dim=-1) - 1).clamp(min=0)
+    index = rank * number // count.clamp(min=1)
+    return _Segments(index, count.new_zeros(len(exists), number).scatter_add(1, index, exists.long()), count)
+
+
+def iterative_inverse(matrix: Tensor, iterations: int) -> Tensor:
+    """The pseudo-inverse (…, j, i), roughly, of a matrix (…, i, j) without negative entries whose rows sum to at most about 1.
+
+    Rows and columns of zeros stay out of it. Small singular values are not inverted fully: a step multiplies by at most 3.25.
+    """
+    inverse = matrix.mT * reciprocal(matrix.sum(dim=-2, keepdim=True).amax(dim=-1, keepdim=True))
+    identity = torch.eye(matrix.shape[-2], dtype=matrix.dtype, device=matrix.device)
+    for _ in range(iterations):
+        product = matrix @ inverse
+        inverse = 0.25 * inverse @ (13 * identity - product @ (15 * identity - product @ (7 * identity - product)))
+    return inverse
+
+
+def unit_values(k: Tensor, mask: Tensor | None) -> Tensor:
+    """Values (B, H, M, M) that show a map: a channel for every key, zero for keys that do not exist."""
+    identity = torch.eye(k.shape[2], dtype=k.dtype, device=k.device)
+    return zero_absent(identity.expand(*k.shape[:2], -1, -1), mask)

@@ -1,0 +1,97 @@
+"""Every mechanism in every backbone."""
+
+import pytest
+import torch
+from torch import nn
+
+import polaformer
+from models import images, small
+from polaformer import attention
+from polaformer.attention import WindowAttention
+from polaformer.backbones.layout import Layout
+
+FAMILIES = {
+    "pola_deit_tiny": "{0}",
+    "pola_pvt_tiny": "{0}",
+    "pola_pvt_v2_b0": "{0}",
+    "pola_swin_tiny": "{0},{0},softmax,softmax",
+}
+# What depends on the place of a token in the sequence, or draws by it, sees a padded image as another sequence.
+BY_PLACE = {name for name in attention.names() if attention.facts(name).stochastic}
+BY_PLACE |= {"angular", "bigbird", "cosformer", "linformer", "local", "longformer", "nystrom", "synthesizer"}
+
+
+@pytest.mark.parametrize("name", attention.names())
+def test_a_mechanism_works_in_every_backbone_and_every_parameter_learns(name):
+    for family, stages in FAMILIES.items():
+        model = small(family, attention=stages.format(name), img_size=32)
+        x = images(2, 32, 32).requires_grad_()
+        logits = model(x)
+        logits.square().sum().backward()
+        assert logits.shape == (2, 5)
+        assert logits.isfinite().all()
+        assert x.grad.isfinite().all()
+        learning = {key: p.grad for key, p in model.named_parameters() if p.requires_grad}
+        assert [key for key, grad in learning.items() if grad is None or not grad.isfinite().all()] == [], family
+
+
+@pytest.mark.parametrize("name", [name for name in attention.names() if name not in BY_PLACE])
+def test_padding_law_holds_for_what_looks_at_no_order(name):
+    """An image alone and at the top left of a larger, masked one gives the same features."""
+    model = small("pola_pvt_tiny", attention=name, img_size=32).double()
+    x = images(1, 32, 32, dtype=torch.float64)
+    canvas, mask = images(1, 64, 96, dtype=torch.float64), torch.zeros(1, 64, 96, dtype=torch.bool)
+    canvas[..., :32, :32], mask[..., :32, :32] = x, True
+    alone = model.forward_intermediates(x, intermediates_only=True)
+    padded = model.forward_intermediates(canvas, intermediates_only=True, mask=mask)
+    for one, other in zip(alone, padded, strict=True):
+        torch.testing.assert_close(other[..., : one.shape[2], : one.shape[3]], one, rtol=1e-8, atol=1e-8)
+
+
+def test_stages_may_have_different_mechanisms():
+    model = small("pola_swin_tiny", attention="focused,hydra,softmax,nystrom")
+    names = [type(stage.blocks[0].attn.core).__name__ for stage in model.stages]
+    assert names == ["FocusedCore", "HydraCore", "SoftmaxCore", "NystromCore"]
+    assert [isinstance(stage.blocks[0].attn, WindowAttention) for stage in model.stages] == [False, False, True, False]
+    again = polaformer.create_model("pola_swin_tiny", attention="focused,focused,softmax,softmax")
+    assert again.stages[0].blocks[0].attn.key_positions.size == (56, 56)
+    assert again.stages[0].blocks[0].attn.gate is None
+
+
+def test_enhanced_attention_brings_a_convolution_into_the_mlp_and_the_class_token_passes_by():
+    """The reading that gives Table 1's 5.8 M parameters."""
+    block = small("pola_deit_tiny", attention="enhanced").blocks[0]
+    assert isinstance(block.mlp.dwconv, nn.Conv2d)
+    hidden = torch.randn(1, 5, 16)
+    out = block.feed_forward(hidden, Layout((2, 2)))
+    nn.init.zeros_(block.mlp.dwconv.weight)
+    nn.init.zeros_(block.mlp.dwconv.bias)
+    without = block.feed_forward(hidden, Layout((2, 2)))
+    assert torch.equal(out[:, 0], without[:, 0])
+    assert not torch.isclose(out[:, 1:], without[:, 1:]).any()
+    mixed = small("pola_swin_tiny", attention="enhanced,pola,softmax,softmax")
+    assert [hasattr(stage.blocks[0].mlp, "dwconv") for stage in mixed.stages] == [True, False, False, False]
+
+
+def test_options_reach_the_mechanisms_that_know_them():
+    options = {"num_landmarks": 5, "gate": "linear", "polarity": "same"}
+    model = small("pola_swin_tiny", attention="nystrom,pola,hydra,softmax", attention_options=options)
+    nystrom, pola, hydra, softmax = (stage.blocks[0].attn for stage in model.stages)
+    assert (nystrom.core.num_landmarks, pola.core.polarity) == (5, "same")
+    assert [layer.gate is not None for layer in (nystrom, pola, hydra, softmax)] == [True, True, True, False]
+    with pytest.raises(TypeError, match=r"attention_options holds num_landmarks; the attention here takes alpha, .*gate"):
+        small("pola_deit_tiny", attention="hydra", attention_options={"num_landmarks": 5})
+
+
+def test_what_has_parameters_for_each_token_is_made_for_the_native_size():
+    model = small("pola_deit_tiny", attention="synthesizer", img_size=32)
+    assert model.blocks[0].attn.core.max_length == 17
+    assert model(images(1, 24, 24)).shape == (1, 5)
+    with pytest.raises(ValueError, match="got 26 tokens, but it was made for at most 17"):
+        model(images(1, 40, 40))
+
+
+def test_reduced_keys_are_refused_by_what_relates_the_tokens_of_one_sequence():
+    with pytest.raises(ValueError, match="'angular' relates the tokens of one sequence and cannot take keys reduced by 2"):
+        small("pola_pvt_tiny", attention="angular", reductions=(2, 1, 1, 1))
+    assert small("pola_pvt_tiny", attention="efficient", reductions=(2, 1, 1, 1))(images()).shape == (2, 5)

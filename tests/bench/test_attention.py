@@ -1,0 +1,146 @@
+"""All attention mechanisms side by side: what is checked, measured, skipped, and in which order it comes."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from polaformer.attention import facts, names, registry
+from polaformer.attention.core import Facts
+from polaformer.attention.linear import LinearCore
+from polaformer.bench import attention
+from polaformer.bench.agreement import random_inputs
+from polaformer.bench.attention import BOTH, FORWARD, SAVED, SMALL, CorePass, Cost, Point, Row, Setup, compare, correctness
+from polaformer.bench.measure import Timing
+
+TINY = Setup(num_heads=2, width=8, rounds=2)
+
+
+class WrongCore(LinearCore):
+    """Its maps are not what it applies."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return super().attend(q, k, v, mask) * 1.001
+
+
+@pytest.fixture
+def register(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, type[nn.Module]], None]:
+    return lambda name, core: monkeypatch.setitem(registry._CORES, name, core)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_registered_mechanism_agrees_with_its_maps_in_float64(name: str) -> None:
+    assert correctness(name, TINY, 67) < 1e-5
+
+
+@pytest.mark.parametrize("name", [name for name in names() if facts(name).approximates and facts(name).cost != "quadratic"])
+def test_the_check_reaches_the_path_that_is_not_all_pairs(name: str) -> None:
+    """A sparse or sampled mechanism with small options is not what it is with large ones; hedgehog has no options."""
+    if name == "hedgehog":
+        assert name not in SMALL
+        return
+    setup, inputs = Setup(num_heads=2, width=8), random_inputs((1, 2, attention.SHORT, 8))
+    small, large = (setup.core(name, attention.SHORT, **options) for options in (SMALL[name], {}))
+    with torch.no_grad(), attention.seeded(0, "cpu"):
+        assert not torch.allclose(small(*inputs[:3]), large(*inputs[:3]), atol=1e-3)
+
+
+def test_a_wrong_mechanism_gets_no_number_and_comes_last(register: Callable[[str, type[nn.Module]], None]) -> None:
+    register("a wrong one", WrongCore)
+    rows = compare([16, 32], ["a wrong one", "softmax"], TINY)
+    assert list(rows) == ["softmax", "a wrong one"]
+    assert not rows["a wrong one"].correct
+    assert all(point == Point() for point in rows["a wrong one"].points.values())
+
+
+def test_a_row_has_time_speedup_and_three_kinds_of_memory_at_every_length() -> None:
+    told: list[str] = []
+    rows = compare([32, 16], ["linear", "linformer", "softmax"], TINY, on_call=told.append)
+    for row in rows.values():
+        assert list(row.points) == [16, 32]
+        for point in row.points.values():
+            assert point.timing is not None
+            assert len(point.timing.samples) == 2
+            assert 0 < point.peaks[FORWARD] < point.peaks[BOTH]
+            assert point.peaks[SAVED] > 0
+        assert row.slope is not None
+        assert (row.memory_slope(FORWARD) or 0) > 0
+    assert rows["softmax"].points[16].speedup == 1.0
+    assert rows["linformer"].points[32].parameters == 4 * 2 * 128 * 32
+    last = [row.medians[32] for row in rows.values()]
+    assert last == sorted(last)  # type: ignore[type-var]
+    # Correctness of all before anything is measured.
+    assert told[:4] == ["checking linear", "checking linformer", "checking softmax", "memory: linear, 16 tokens"]
+    record = rows["linformer"].as_record()
+    assert record["facts"]["approximates"] == "softmax"
+    assert record["lengths"]["32"]["time"]["rounds"] == 2
+    assert record["lengths"]["32"]["forward_bytes"] > 0
+
+
+def test_forward_and_backward_includes_the_gradients_of_parameters() -> None:
+    one = CorePass(TINY.core("hedgehog", 16), random_inputs(TINY.shape(16)), backward=True)
+    gradients = one()
+    assert isinstance(gradients, tuple)
+    assert [tuple(x.shape) for x in gradients] == [*[(1, 2, 16, 8)] * 3, *[(2, 8, 8)] * 2]
+
+
+def test_measuring_leaves_the_callers_random_numbers_alone() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    correctness("skyformer", TINY, 16)
+    TINY.core("performer", 16)
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_cost_grows_by_class() -> None:
+    assert attention.growth("linear", 256, 1024) == 4
+    assert attention.growth("quadratic", 256, 1024) == 16
+    assert attention.growth("n log n", 256, 1024) == pytest.approx(5)
+    assert {facts(name).cost for name in names()} == {"linear", "n log n", "quadratic"}
+
+
+def test_a_call_that_would_take_too_long_or_too_much_memory_is_foretold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "available_bytes", lambda: 10**9)
+    setup = Setup(seconds=10)
+    assert attention.why_not(None, "softmax", 10**6, setup) is None
+    assert attention.why_not(Cost(1024, 0.5, 10**6), "linear", 4096, setup) is None
+    assert attention.why_not(Cost(1024, 1.0, 10**6), "softmax", 4096, setup) == "would take about 16 s"
+    needs = attention.why_not(Cost(1024, 1e-3, 10**8), "softmax", 4096, setup)
+    assert needs == "would need about 1.6 GB, 0.8 GB may be used"
+    # Softmax on a fused kernel takes quadratic time in linear memory.
+    linear = Cost.after(Cost(256, 1e-3, 10**7), 1024, 1e-3, 4 * 10**7)
+    assert linear.exponent == pytest.approx(1.0)
+    assert attention.why_not(linear, "softmax", 4096, setup) is None
+
+
+def test_what_is_skipped_says_why_and_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "available_bytes", lambda: 10**8)  # N² of the synthesizer at 4096 tokens take 128 MiB
+    setup = Setup(num_heads=2, width=8, rounds=1, seconds=5)
+    made: list[tuple[str, int]] = []
+    build = Setup.core
+    monkeypatch.setattr(Setup, "core", lambda self, name, n, **more: made.append((name, n)) or build(self, name, n, **more))
+    rows = compare([32, 4096], ["synthesizer", "linear"], setup)
+    assert list(rows) == ["linear", "synthesizer"]
+    point = rows["synthesizer"].points[4096]
+    assert point.timing is None
+    assert point.peaks == {}
+    assert set(point.skipped) == {FORWARD, BOTH}
+    assert "GB may be used" in point.skipped[FORWARD]
+    assert ("synthesizer", 4096) not in made
+    assert rows["linear"].points[4096].timing is not None
+
+
+def test_a_first_length_that_is_long_is_foretold_from_a_short_one() -> None:
+    rows = compare([2**17, 2**18], ["softmax"], Setup(num_heads=1, width=8, rounds=1, seconds=0.5))
+    assert all("would take about" in point.skipped[FORWARD] for point in rows["softmax"].points.values())
+
+
+def test_rows_without_a_time_at_the_longest_length_come_after_those_with_one() -> None:
+    def row(*medians: float | None) -> Row:
+        times = [None if median is None else Timing((median,), 0.0) for median in medians]
+        return Row(Facts("linear"), 0.0, {n: Point(timing) for n, timing in enumerate(times)})
+
+    rows = {"late": row(1.0, None), "later": row(2.0, None), "slow": row(9.0, 8.0), "fast": row(9.0, 7.0)}
+    assert sorted(rows, key=lambda name: attention._slowness(rows[name])) == ["fast", "slow", "late", "later"]

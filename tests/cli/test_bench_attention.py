@@ -1,0 +1,142 @@
+"""`bench attention` as a user runs it, at tiny sizes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from commands import run
+
+PNG = b"\x89PNG\r\n\x1a\n"
+TINY = ["bench", "attention", "--lengths", "16", "32", "--heads", "2", "--width", "8", "--rounds", "2"]
+FEW = ["--only", "pola", "skyformer", "synthesizer"]
+
+
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--lengths"], "--lengths is empty"),
+        (["--lengths", "64"], "a slope needs at least two different lengths"),
+        (["--lengths", "0", "64"], "batch, heads and tokens must be at least 1"),
+        (["--width", "1"], "the head width between 2 and 1024"),
+        (["--heads", "0"], "batch, heads and tokens must be at least 1"),
+        (["--lengths", "64", "9999999999"], "give a smaller one"),
+        (["--rounds", "0"], "--rounds is 0; give at least 1"),
+        (["--seconds", "0"], "--seconds is 0.0; give a positive number"),
+        (["--threads", "0"], "--threads is 0; give 1 to"),
+        (["--figure", "attention.jpg"], "give the name of a PNG file"),
+        (["--only", "nystrom", "polar"], "--only has 'polar'; did you mean 'pola'? choose among: angular, bigbird"),
+        (["--without", "sofmax"], "--without has 'sofmax'; did you mean 'softmax'?"),
+        (["--without", "softmax"], "--without has 'softmax', which the others are compared with; leave it in"),
+        (["--only", "pola", "linear", "--without", "linear"], "--only and --without both have 'linear'"),
+        (["--mode", "backward"], "forward"),
+    ],
+)
+def test_a_bad_option_gives_code_2_before_any_work(
+    options: list[str], told: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, out, err = run(["bench", "attention", *options], capsys)
+    assert code == 2
+    assert told in " ".join(err.split())
+    assert out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_cuda_where_there_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    code, out, err = run([*TINY, "--device", "cuda"], capsys)
+    assert (code, out) == (2, "")
+    assert "PyTorch finds no CUDA device here" in err
+
+
+def test_ratios_come_first_then_times_memory_and_the_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, _ = run([*TINY, *FEW, "--figure", "new/attention.png"], capsys)
+    assert code == 0
+    titles = (
+        "Speed relative to softmax",
+        "Milliseconds",
+        "Memory, MiB",
+        "bench memory",
+        "Timings are for",
+        "saved new/attention.png",
+    )
+    places = [out.index(title) for title in titles]
+    assert places == sorted(places)
+    rows = {cells[1].strip(): [cell.strip() for cell in cells[2:-1]] for cells in table(out, "Speed relative to softmax")}
+    assert set(rows) == {"pola", "skyformer", "softmax", "synthesizer"}
+    assert rows["softmax"] == ["1.00", "1.00", "quadratic", "exact", ""]
+    assert rows["skyformer"][2:] == ["linear", "random", "kernelized"]
+    assert rows["pola"][2:] == ["linear", "exact", ""]
+    memory = {cells[1].strip(): cells[2].split("/") for cells in table(out, "Memory, MiB")}
+    assert all(len(numbers) == 3 and all(float(one) >= 0 for one in numbers) for numbers in memory.values())
+    assert (tmp_path / "new/attention.png").read_bytes().startswith(PNG)
+
+
+def table(out: str, title: str) -> list[list[str]]:
+    """The cells of the rows of a table, the outer borders among them."""
+    lines = out[out.index(title) :].splitlines()
+    end = next(place for place, line in enumerate(lines) if line.startswith("└"))
+    return [line.split("│") for line in lines[:end] if line.startswith("│")]
+
+
+def test_everything_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run([*TINY, *FEW, "--json", "--mode", "both", "--without", "angular"], capsys)
+    result = json.loads(out)
+    assert code == 0
+    assert (result["command"], result["mode"], result["lengths"]) == ("bench attention", "both", [16, 32])
+    assert result["machine"]["torch"]
+    row = result["rows"]["skyformer"]
+    assert row["correct"]
+    assert (row["facts"]["cost"], row["facts"]["stochastic"], row["facts"]["approximates"]) == ("linear", True, "kernelized")
+    assert set(row["slopes"]) == {"time", "forward", "both", "saved"}
+    point = row["lengths"]["32"]
+    assert point["time"]["median"] > 0
+    assert point["speedup"] > 0
+    assert min(point["forward_bytes"], point["both_bytes"], point["saved_bytes"]) > 0
+
+
+def test_an_incorrect_mechanism_shows_no_number_and_gives_code_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from polaformer.bench import attention
+
+    monkeypatch.setattr(attention, "correctness", lambda name, *_: 1e-3 if name == "pola" else 0.0)
+    code, out, _ = run([*TINY, "--only", "pola"], capsys)
+    assert code == 1
+    rows = [line for line in out.splitlines() if line.startswith("│ pola")]
+    assert len(rows) == 3
+    assert all(line.count("incorrect") == 2 for line in rows)
+
+
+def test_what_would_take_too_long_says_so_in_its_cell(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from polaformer.bench import attention
+
+    def why_not(before: object, name: str, length: int, setup: object) -> str | None:
+        return "would take about 99 s" if name == "pola" and length == 32 else None
+
+    monkeypatch.setattr(attention, "why_not", why_not)
+    code, out, _ = run([*TINY, "--only", "pola"], capsys)
+    assert code == 0
+    rows = [line for line in out.splitlines() if line.startswith("│ pola")]
+    assert len(rows) == 3
+    assert all(line.count("skipped: would take about 99 s") == 1 for line in rows)
+
+
+def test_the_figure_has_a_place_for_every_mechanism_even_for_a_new_one() -> None:
+    from polaformer.analysis.attention_figures import IN_ALL, grouped
+    from polaformer.attention import names
+
+    found = grouped([*names(), "brand new"])
+    assert sorted([*IN_ALL, *(name for members in found.values() for name in members)]) == sorted([*names(), "brand new"])
+    assert list(found.values())[-1][-1] == "brand new"
