@@ -94,6 +94,14 @@ def test_measuring_leaves_the_callers_random_numbers_alone() -> None:
     assert torch.equal(torch.rand(4), expected)
 
 
+def test_parameters_are_the_same_in_every_run() -> None:
+    cores = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        cores.append(TINY.core("linformer", 16))
+    assert torch.equal(cores[0].projection, cores[1].projection)  # type: ignore[arg-type]
+
+
 def test_cost_grows_by_class() -> None:
     assert attention.growth("linear", 256, 1024) == 4
     assert attention.growth("quadratic", 256, 1024) == 16

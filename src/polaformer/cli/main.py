@@ -11,6 +11,7 @@ import tyro
 
 from polaformer import __version__
 from polaformer.cli.bench import BenchOp
+from polaformer.cli.bench_attention import BenchAttention
 from polaformer.cli.bench_memory import BenchMemory
 from polaformer.cli.bench_model import BenchModel
 from polaformer.cli.check import Check
@@ -50,6 +51,7 @@ COMMANDS: dict[str, type[Command]] = {
     "bench op": BenchOp,
     "bench model": BenchModel,
     "bench memory": BenchMemory,
+    "bench attention": BenchAttention,
     "env": Env,
 }
 
