@@ -1,6 +1,8 @@
 """One suite over all mechanisms: what is registered is tested by being registered."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -90,6 +92,25 @@ def test_the_docstring_says_what_the_mechanism_is(name):
     assert [word for word in words if word not in text] == []
     assert "# B batch" in text
     assert ("Departs:" in text) or not any(word in text for word in ("bug", "as_published"))
+
+
+def test_the_guide_lists_every_mechanism_as_its_facts_have_it():
+    guide = (Path(__file__).resolve().parents[2] / "docs" / "guide.md").read_text()
+    section = guide.split("## Mechanisms")[1].split("## ")[0]
+    found = re.findall(r"^(\| `(\w+)`([ ¹²³⁴]*)\|[^|]*\|([^|]*)\|([^|]*)\|[^|]*\|)$", section, flags=re.M)
+    rows = {row[1]: row for row in found}
+    assert sorted(rows) == NAMES
+    costs = {"N": "linear", "N log N": "n log n", "N²": "quadratic"}
+    for name, (_, _, marks, cost, options) in rows.items():
+        facts = attention.facts(name)
+        assert costs[cost.strip()] == facts.cost, name
+        assert ("¹" in marks, "²" in marks, "⁴" in marks) == (
+            not facts.cross,
+            facts.approximates == "softmax",
+            facts.stochastic,
+        ), name
+        assert ("³" in marks) == (name not in WITHOUT_ORDER), name
+        assert re.findall(r"`(\w+)`", options) == attention.option_names(name), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

@@ -41,8 +41,7 @@ class Models:
     pattern: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="PATTERN")]] = "*"
     """Names to show; * stands for anything, as in "*_384"."""
     attention: tuple[str, ...] = ()
-    """Mechanisms to put in the place of each model's own (in Swin: in the first two stages, the others softmax), or "all".
-    Without a PATTERN: in DeiT-T and Swin-T, the rows of the paper's Table 1."""
+    """Mechanisms in the place of each model's own, or "all"; without a PATTERN: the rows of the paper's Table 1."""
     json: bool = False
     """Print the result as JSON on stdout and nothing else there."""
 
