@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-numerics test-faults lint format bench clean help
+.PHONY: demo test test-numerics test-faults test-oracles lint format bench clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -20,6 +20,10 @@ test-numerics: $(STAMP)  ## the long numerical sweeps (half a minute on two core
 
 test-faults: $(STAMP)  ## trainings killed at every step, every system call of a save and random instants (ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m faults
+
+test-oracles: $(STAMP)  ## the rivals against other people's libraries, which are installed for it
+	$(BIN)/python -m pip install --constraint constraints.txt --group oracles
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/attention
 
 lint: $(STAMP)  ## ruff and mypy alone
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

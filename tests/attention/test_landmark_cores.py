@@ -231,7 +231,7 @@ def test_float32_is_close_to_float64_and_draws_the_same(name):
 @pytest.mark.parametrize(("queries", "keys"), [(9, 9), (7, 10)])
 @pytest.mark.parametrize("name", CORES)
 def test_gradients_agree_with_finite_differences(name, queries, keys, masked):
-    core = create(name)
+    core = attention.create(name, num_heads=1, head_dim=3, **CORES[name])
     inputs = tuple(x[:, :1, :, :3].contiguous().requires_grad_() for x in qkv(queries, keys))
     mask = scattered(keys) if masked else None
     assert torch.autograd.gradcheck(lambda *x: seeded(core, *x, mask=mask), inputs, fast_mode=True)
@@ -284,8 +284,8 @@ def test_facts_and_settings_are_shown():
         ("nystrom", {"iterations": 2.0}, "'nystrom': iterations is 2.0; give a whole number"),
         ("skyformer", {"num_landmarks": -3}, "'skyformer': num_landmarks is -3; give a whole number"),
         ("skyformer", {"iterations": 0}, "'skyformer': iterations is 0; give a whole number"),
-        ("skyformer", {"gamma": 0.0}, "'skyformer': gamma is 0.0; give a positive number"),
-        ("skyformer", {"gamma": float("nan")}, "'skyformer': gamma is nan; give a positive number"),
+        ("skyformer", {"gamma": 0.0}, "'skyformer': gamma is 0.0; give a number above 0"),
+        ("skyformer", {"gamma": float("nan")}, "'skyformer': gamma is nan; give a number above 0"),
         ("informer", {"factor": 0}, "'informer': factor is 0; give a whole number of at least 1"),
     ],
 )

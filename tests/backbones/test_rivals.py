@@ -91,6 +91,32 @@ def test_what_has_parameters_for_each_token_is_made_for_the_native_size():
         model(images(1, 40, 40))
 
 
+def test_a_larger_native_size_is_refused_by_what_has_parameters_for_each_token():
+    model = small("pola_deit_tiny", attention="linformer", img_size=32)
+    with pytest.raises(ValueError, match=r"the grid \(6, 6\) has 37 tokens, but the attention has parameters for 17"):
+        model.set_input_size((48, 48))
+    small("pola_deit_tiny", attention="hydra", img_size=32).set_input_size((48, 48))
+
+
+def test_layers_that_draw_a_pattern_once_draw_different_ones():
+    seeds = [block.attn.core.seed for block in small("pola_deit_tiny", attention="bigbird").blocks]
+    assert seeds == [0, 1]
+    chosen = small("pola_deit_tiny", attention="bigbird", attention_options={"seed": 7})
+    assert [block.attn.core.seed for block in chosen.blocks] == [7, 7]
+
+
+def test_quadratic_mechanisms_get_the_reduced_keys_of_pvt():
+    model = small("pola_pvt_tiny", attention="kernelized,hydra,softmax,linear")
+    ratios = [stage.blocks[0].attn.key_reduction and stage.blocks[0].attn.key_reduction.ratio for stage in model.stages]
+    assert ratios == [8, None, 2, None]
+
+
+def test_softmax_takes_options_of_its_core():
+    model = small("softmax_deit_tiny", attention_options={"scale": 5.0, "gate": "linear"})
+    assert model.blocks[0].attn.core.scale == 5.0
+    assert model.blocks[0].attn.gate is None
+
+
 def test_reduced_keys_are_refused_by_what_relates_the_tokens_of_one_sequence():
     with pytest.raises(ValueError, match="'angular' relates the tokens of one sequence and cannot take keys reduced by 2"):
         small("pola_pvt_tiny", attention="angular", reductions=(2, 1, 1, 1))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from polaformer.attention import AttentionLayer, WindowAttention
+from polaformer.attention.hydra import HydraCore
 from polaformer.attention.tables import Grid
 from polaformer.ops.entropy import positive_sequence_entropy
 from polaformer.ops.windows import missing, pad_to_windows, partition
@@ -23,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class BlockMaps:
-    """The maps of one attention layer, by stream ("same" and "opposite" of pola, else "softmax" or "linear")."""
+    """The maps of one attention layer, by stream: "same" and "opposite" of pola, else mostly the mechanism's name."""
 
     name: str  # of the module
     grid: Grid | None  # (height, width) of the queries after the prefix tokens
@@ -70,7 +71,10 @@ def visit_maps(
     def catch(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call = inspect.signature(layer.maps).bind(*args, **kwargs).arguments
         if most_weights is None or _num_weights(layer, **call) <= most_weights:
-            found.append(visit(_block_maps(names[layer], layer, call)))
+            devices = [like.device] if like.is_cuda else []
+            with torch.random.fork_rng(devices):  # the layer, which comes after, draws the same numbers
+                block = _block_maps(names[layer], layer, call)
+            found.append(visit(block))
 
     like = next(model.parameters())
     with ExitStack() as undo, torch.no_grad():
@@ -128,10 +132,11 @@ def _key_grid(layer: AttentionLayer, grid: Grid | None, num_keys: int) -> Grid |
 
 
 def _num_weights(layer: AttentionLayer, x: Tensor, context: Tensor | None = None, **_: Any) -> int:
-    """The entries of one map of the layer, before it is made; those of windows on the grid."""
+    """The entries of one map of the layer, before it is made; those of windows on the grid, and of all channels of Hydra's."""
     num_keys = (x if context is None else context).shape[1]
     ratio = 1 if layer.key_reduction is None else layer.key_reduction.ratio
-    return x.shape[0] * layer.num_heads * x.shape[1] * -(-num_keys // ratio**2)
+    num_maps = layer.core.head_dim if isinstance(layer.core, HydraCore) else 1
+    return num_maps * x.shape[0] * layer.num_heads * x.shape[1] * -(-num_keys // ratio**2)
 
 
 def _on_grid(layer: WindowAttention, windows: Tensor, grid: Grid, sizes: Sequence[Grid] | None) -> Tensor:

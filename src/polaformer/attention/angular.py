@@ -33,7 +33,8 @@ class AngularCore(WideCore):
 
     def apply_maps(self, maps: Maps, v: Tensor) -> Tensor:
         """The map times v, then divided by its norm."""
-        return unit_vectors(super().apply_maps(maps, v), -1)
+        weights = maps[self.name]
+        return unit_vectors(weights @ v.to(weights.dtype), -1).to(v.dtype)
 
     def map(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
         """(B, H, N, N)."""

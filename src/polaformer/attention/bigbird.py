@@ -9,11 +9,12 @@ Normaliser: the softmax over the keys seen that exist; a query that sees none gi
 Cost O(N·(2 + window + num_random)·S·D), and 2·S·N·D for the two global blocks. Parameters: none.
 Paper: Big Bird: Transformers for Longer Sequences. Source: transformers' block-sparse form (ITC), as Skyformer used it.
 The random blocks follow from seed, the number of heads and that of blocks alone, the same in every call and on every device;
-layers that are to differ get different seeds. A sequence of so few blocks that every block would be seen
-gets softmax attention. Which blocks are global, neighbours and drawn depends on the number of blocks, so that masked tokens at
-the end change nothing for those before them only as long as they add no block.
+layers that are to differ get different seeds, and those of our models do. A sequence of so few blocks that every block would be
+seen gets softmax attention. Which blocks are global, neighbours and drawn depends on the number of blocks: masked tokens at the
+end change nothing for those before them only as long as they add no block.
 Departs: transformers' code draws from the first 1024 tokens only where there are 1024 or 4096, and in evaluation sees the first
 block again in place of random ones; here they are drawn from all blocks that are not seen yet, and stay.
+Departs: transformers' models see all pairs up to 5 + 2·num_random blocks; here that ends where the pattern leaves a block out.
 Departs: transformers' code wants N to be a multiple of S, and gives zeros for a masked query; here it sees what exists.
 
 # B batch, H heads, N tokens, D head width, G blocks, S tokens of a block, K blocks seen
@@ -25,7 +26,7 @@ from random import Random
 import torch
 from torch import Tensor
 
-from polaformer.attention.core import Facts, WideCore, check_count, masked_softmax
+from polaformer.attention.core import Facts, WideCore, attend_in_blocks, check_count, masked_softmax
 from polaformer.attention.local import existing, fill_up
 
 
@@ -58,11 +59,15 @@ class BigBirdCore(WideCore):
         tokens = q.shape[2]
         if self._sees_all(tokens):
             return self._softmax(q, k, mask) @ v
-        seen, ends, inner = self._weights(q, k, mask)
-        inner_out = inner @ _take(self._split(v), seen.clamp(min=0))  # (B, H, G − 2, S, D)
-        ends_out = ends @ fill_up(v, ends.shape[-1])  # (B, H, 2·S, D)
-        first, last = ends_out.split(self.block, dim=2)
-        return torch.cat([first, inner_out.flatten(2, 3), last], dim=2)[:, :, :tokens]
+        queries, keys, values = self._split(q * self.head_dim**-0.5), self._split(k), self._split(v)
+        seen, exists, seen_exists = self._existing(q, mask)
+        ends = torch.cat([queries[:, :, 0], queries[:, :, -1]], dim=2)  # (B, H, 2·S, D)
+        all_keys, all_values = (x.flatten(2, 3)[:, :, None] for x in (keys, values))  # (B, H, 1, G·S, D)
+        ends = attend_in_blocks(ends[:, :, None], all_keys, all_values, exists[:, None, None, None])[:, :, 0]
+        first, last = ends.split(self.block, dim=2)
+        some_keys, some_values = (_take(x, seen.clamp(min=0)) for x in (keys, values))  # (B, H, G − 2, K·S, D)
+        inner = attend_in_blocks(queries[:, :, 1:-1], some_keys, some_values, seen_exists)
+        return torch.cat([first, inner.flatten(2, 3), last], dim=2)[:, :, :tokens]
 
     def map(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
         """(B, H, N, N)."""
@@ -97,13 +102,18 @@ class BigBirdCore(WideCore):
         """Blocks seen (H, G − 2, K), −1 for none; the maps of the two global blocks (B, H, 2·S, G·S) and of the others
         (B, H, G − 2, S, K·S)."""
         queries, keys = self._split(q * self.head_dim**-0.5), self._split(k)
-        num_blocks = queries.shape[2]
-        exists = existing(q, mask, num_blocks * self.block)  # (B, G·S)
+        seen, exists, seen_exists = self._existing(q, mask)
         ends = torch.cat([queries[:, :, 0], queries[:, :, -1]], dim=2) @ keys.flatten(2, 3).mT
+        inner = queries[:, :, 1:-1] @ _take(keys, seen.clamp(min=0)).mT
+        return seen, masked_softmax(ends, exists[:, None, None]), masked_softmax(inner, seen_exists)
+
+    def _existing(self, q: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Blocks seen (H, G − 2, K), −1 for none; which tokens exist (B, G·S); which of those seen do (B, H, G − 2, 1, K·S)."""
+        num_blocks = -(-q.shape[2] // self.block)
+        exists = existing(q, mask, num_blocks * self.block)
         seen = self._seen(num_blocks).to(q.device)
         seen_exists = exists.unflatten(1, (num_blocks, self.block))[:, seen.clamp(min=0)] & (seen >= 0)[..., None]
-        inner = queries[:, :, 1:-1] @ _take(keys, seen.clamp(min=0)).mT
-        return seen, masked_softmax(ends, exists[:, None, None]), masked_softmax(inner, seen_exists.flatten(3)[:, :, :, None])
+        return seen, exists, seen_exists.flatten(3)[:, :, :, None]
 
     def _seen(self, num_blocks: int) -> Tensor:
         """(H, G − 2, K): the blocks that each one but the first and last sees; −1 for none."""

@@ -74,6 +74,7 @@ def check_key_positions(key_positions: Any) -> int | Grid | None:
 
 def check_options(
     conv: str | None,
+    kernel: Grid,
     gate: str | None,
     gate_init: str,
     key_positions: int | Grid | None,
@@ -83,6 +84,8 @@ def check_options(
 ) -> None:
     """Raises for settings that are unknown or do not fit each other."""
     check_choice("conv", conv, CONVOLUTIONS)
+    if conv == "sequence" and kernel[0] != kernel[1] and kernel[0] != 1:
+        raise ValueError(f"attention layer: kernel_size is {kernel}, but conv 'sequence' has one dimension; give an odd number")
     check_choice("gate", gate, GATES)
     check_choice("gate_init", gate_init, GATE_INITS)
     check_whole("reduction", reduction, 1)

@@ -24,7 +24,7 @@ def create_convolution(kind: str | None, num_heads: int, head_dim: int, kernel_s
     if kind is None:
         return None
     if kind == "sequence":
-        return SequenceConvolution(num_heads, kernel_size[0])
+        return SequenceConvolution(num_heads, max(kernel_size))
     if kind == "depthwise":
         padding = (kernel_size[0] // 2, kernel_size[1] // 2)
         return nn.Conv2d(head_dim, head_dim, kernel_size, padding=padding, groups=head_dim)

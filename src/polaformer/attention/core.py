@@ -3,9 +3,11 @@
 # B batch, H heads, N queries, M keys, D head width, F features
 """
 
+from math import inf
 from typing import ClassVar, NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polaformer.ops.linear import reciprocal
@@ -77,17 +79,19 @@ class WideCore(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Tensor:
         """(B, H, N, D) in v's dtype."""
+        check_tensors(self.name, self, q, k, v, mask)
         self.check_call(q, k, bias)
         return _attend(q, k, v, mask, self)
 
     def weights(self, q: Tensor, k: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Maps:
         """The explicit map, (B, H, N, M), under the mechanism's name."""
+        check_tensors(self.name, self, q, k, None, mask)
         self.check_call(q, k, bias)
         return _maps(q, k, mask, self)
 
     def apply_maps(self, maps: Maps, v: Tensor) -> Tensor:
         """What a call makes of v (B, H, M, D) by the maps that `weights` gave; v must be zero for keys that do not exist."""
-        return maps[self.name] @ v
+        return apply_map(maps[self.name], v)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """(B, H, N, D); see above for the arguments."""
@@ -140,6 +144,8 @@ class FeatureCore(WideCore):
 
 @without_autocast
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, core: WideCore) -> Tensor:
+    if 0 in (q.numel(), k.numel()):
+        return q.masked_fill(torch.ones((), dtype=torch.bool, device=q.device), 0.0)  # a part of the graph, as any result
     dtype = computing_dtype(v)
     k, values = zero_absent(k.to(dtype), mask), zero_absent(v.to(dtype), mask)
     return core.attend(_seen(q, k, mask, core), k, values, mask).to(v.dtype)
@@ -147,6 +153,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, core: WideCore
 
 @without_autocast
 def _maps(q: Tensor, k: Tensor, mask: Tensor | None, core: WideCore) -> Maps:
+    if 0 in (q.numel(), k.numel()):
+        return {core.name: q.new_zeros(*q.shape[:3], k.shape[2], dtype=computing_dtype(q))}
     return core.maps(_seen(q, k, mask, core), zero_absent(k.to(computing_dtype(k)), mask), mask)
 
 
@@ -165,6 +173,11 @@ def count_keys(k: Tensor, mask: Tensor | None) -> Tensor | int:
     return k.shape[2] if mask is None else mask.sum(dim=-1).to(k.dtype)[:, None, None, None]
 
 
+def at_least_one(count: Tensor | int) -> Tensor | int:
+    """The number of keys as a divisor, where there may be none."""
+    return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
+
+
 def masked_softmax(scores: Tensor, exists: Tensor | None) -> Tensor:
     """The softmax over the last dimension among what exists (broadcastable to scores); zeros where nothing does."""
     if exists is None:
@@ -172,6 +185,26 @@ def masked_softmax(scores: Tensor, exists: Tensor | None) -> Tensor:
     # Where nothing exists the softmax sees everything, so that neither it nor its gradient is NaN.
     seen = exists | ~exists.any(dim=-1, keepdim=True)
     return scores.masked_fill(~seen, float("-inf")).softmax(dim=-1) * exists
+
+
+def apply_map(weights: Tensor, v: Tensor) -> Tensor:
+    """A map (B, H, N, M) times v (B, H, M, D), computed in the map's dtype, in v's."""
+    return (weights @ v.to(weights.dtype)).to(v.dtype)
+
+
+def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, exists: Tensor) -> Tensor:
+    """Softmax attention of each block of queries to the keys that it sees, on PyTorch's fused kernels, (B, H, G, S, D).
+
+    q (B, H, G, S, D), already scaled, k and v (B, H, G, L, D), exists broadcastable to (B, H, G, S, L). A query that sees no
+    key gives zeros.
+    """
+    batch, _, num_blocks = q.shape[:3]
+    some = exists.any(dim=-1, keepdim=True)
+    # Where nothing exists everything is seen, so that neither the softmax nor its gradient is NaN.
+    seen = (exists | ~some).expand(batch, -1, num_blocks, -1, -1)
+    q, k, v, seen = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v, seen))  # (B·G, H, …)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=1.0)
+    return out.unflatten(0, (batch, num_blocks)).transpose(1, 2) * some
 
 
 def unit_vectors(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
@@ -186,6 +219,67 @@ def norm_of(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     square = x.square().sum(dim=dim, keepdim=True)
     empty = square == 0
     return torch.where(empty, 0.0, torch.where(empty, 1.0, square).sqrt())
+
+
+def check_tensors(name: str, core: Core | nn.Module, q: Tensor, k: Tensor, v: Tensor | None, mask: Tensor | None) -> None:
+    """Raises before any work: TypeError for wrong kinds, ValueError for shapes and devices. Looks at no values."""
+    where, named = f"attention {name!r}", {"q": q, "k": k} | ({} if v is None else {"v": v})
+    for label, tensor in named.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{where}: {label} is a {type(tensor).__name__}; give a torch.Tensor")
+        if not tensor.is_floating_point():
+            raise TypeError(f"{where}: {label} has dtype {tensor.dtype}; give a floating-point tensor")
+        if (tensor.dtype, tensor.device) != (q.dtype, q.device):
+            raise TypeError(
+                f"{where}: {label} has dtype {tensor.dtype} on {tensor.device} but q {q.dtype} on {q.device}; convert one"
+            )
+        if tensor.ndim != 4:
+            raise ValueError(
+                f"{where}: {label} has shape {tuple(tensor.shape)}; give 4 axes (batch, heads, tokens, head width)"
+            )
+    heads = (core.num_heads, core.head_dim)
+    if (q.shape[1], q.shape[3]) != heads:
+        raise ValueError(
+            f"{where}: q has {q.shape[1]} heads of width {q.shape[3]}, but the core is for {heads[0]} of width {heads[1]}; "
+            "create it for those"
+        )
+    if (k.shape[0], k.shape[1], k.shape[3]) != (q.shape[0], *heads):
+        raise ValueError(
+            f"{where}: k has shape {tuple(k.shape)} but q has shape {tuple(q.shape)}; "
+            "batch, heads and head width must agree, only the number of tokens may differ"
+        )
+    if v is not None and v.shape != k.shape:
+        raise ValueError(f"{where}: v has shape {tuple(v.shape)} but k has shape {tuple(k.shape)}; give them one shape")
+    if mask is not None:
+        _check_mask(where, mask, k)
+
+
+def _check_mask(where: str, mask: Tensor, k: Tensor) -> None:
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"{where}: mask is a {type(mask).__name__}; give a torch.Tensor")
+    if mask.dtype != torch.bool:
+        raise TypeError(f"{where}: mask has dtype {mask.dtype}; give booleans, True where the key exists")
+    if mask.shape != (k.shape[0], k.shape[2]):
+        raise ValueError(
+            f"{where}: mask has shape {tuple(mask.shape)} but k has {k.shape[0]} samples of {k.shape[2]} keys; "
+            f"give ({k.shape[0]}, {k.shape[2]}), True where the key exists"
+        )
+    if mask.device != k.device:
+        raise ValueError(f"{where}: mask is on {mask.device} but k on {k.device}; move one")
+
+
+def check_flag(name: str, what: str, given: bool) -> None:
+    """Raises unless an argument of a mechanism is True or False."""
+    if not isinstance(given, bool):
+        raise TypeError(f"attention {name!r}: {what} is {given!r}; give True or False")
+
+
+def check_number(name: str, what: str, given: float, *, least: float = 0.0, below: float = inf, above: bool = False) -> None:
+    """Raises unless an argument of a mechanism is a number from `least` (above it, if so) on and below `below`."""
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    if not is_number or not (least < given if above else least <= given) or not given < below:
+        bounds = f"{'above' if above else 'of at least'} {least:g}" + ("" if below == inf else f" and below {below:g}")
+        raise ValueError(f"attention {name!r}: {what} is {given!r}; give a number {bounds}")
 
 
 def check_heads(name: str, num_heads: int, head_dim: int) -> None:
@@ -205,7 +299,7 @@ def check_length(name: str, max_length: int, given: int) -> None:
     if given > max_length:
         raise ValueError(
             f"attention {name!r}: got {given} tokens, but it was made for at most {max_length}; "
-            f"create it with max_length={given} or more"
+            f"create it with max_length={given} or more, or a model of it with a larger img_size"
         )
 
 

@@ -12,6 +12,7 @@ Departs: no 1e-15 in the normaliser; a query that meets no key mass gives zeros.
 # B batch, H heads, N queries, M keys, D head width
 """
 
+import torch
 from torch import Tensor
 
 from polaformer.attention.core import Facts, FeatureCore
@@ -23,5 +24,14 @@ class EnhancedCore(FeatureCore):
     name, facts = "enhanced", Facts("linear")
 
     def features(self, q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """relu(q) and relu(k); what does not exist is zero already."""
-        return q.relu(), k.relu()
+        """relu(q) and relu(k), what does not exist being zero already; each up to a factor that cancels.
+
+        Without it, products of tiny features would vanish, or divide by what cannot be inverted.
+        """
+        q, k = q.relu(), k.relu()
+        largest_query, largest_key = q.detach().amax(dim=-1, keepdim=True), k.detach().amax(dim=(-2, -1), keepdim=True)
+        return q / _or_one(largest_query), k / _or_one(largest_key)
+
+
+def _or_one(x: Tensor) -> Tensor:
+    return torch.where(x == 0, 1.0, x)

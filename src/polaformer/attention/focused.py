@@ -11,13 +11,11 @@ Paper: FLatten Transformer: Vision Transformer using Focused Linear Attention. S
 # B batch, H heads, N queries, M keys, D head width
 """
 
-from math import inf
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polaformer.attention.core import Facts, FeatureCore, norm_of, zero_absent
+from polaformer.attention.core import Facts, FeatureCore, check_number, norm_of, zero_absent
 
 
 class FocusedCore(FeatureCore):
@@ -27,16 +25,15 @@ class FocusedCore(FeatureCore):
 
     def __init__(self, num_heads: int, head_dim: int, *, focusing_factor: float = 3.0, eps: float = 1e-6) -> None:
         super().__init__(num_heads, head_dim)
-        if not 0 < focusing_factor < inf:
-            raise ValueError(f"attention 'focused': focusing_factor is {focusing_factor!r}; give a positive number (e.g. 3)")
-        if not 0 <= eps < inf:
-            raise ValueError(f"attention 'focused': eps is {eps!r}; give a number of at least 0 (1e-6 as published)")
+        check_number(self.name, "focusing_factor", focusing_factor, above=True)
+        check_number(self.name, "eps", eps)
         self.focusing_factor, self.eps = focusing_factor, eps
         self.scale = nn.Parameter(torch.zeros(num_heads, head_dim))
 
     def features(self, q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """f(u(q)) and f(u(k))."""
-        scale = F.softplus(self.scale.to(q.dtype))[:, None]  # (H, 1, D)
+        # A scale near zero is held where its reciprocal is far from overflow.
+        scale = F.softplus(self.scale.to(q.dtype)).clamp(min=torch.finfo(q.dtype).tiny ** 0.25)[:, None]  # (H, 1, D)
         return self._focus((q.relu() + 1e-6) / scale), zero_absent(self._focus((k.relu() + 1e-6) / scale), mask)
 
     def divisors(self, norms: Tensor, num_keys: Tensor | int) -> Tensor:

@@ -13,7 +13,7 @@ Departs: a zero vector stays zero, where the listing divides by its norm and giv
 import torch
 from torch import Tensor
 
-from polaformer.attention.core import Facts, Maps, WideCore, unit_vectors
+from polaformer.attention.core import Facts, Maps, WideCore, apply_map, unit_vectors
 
 
 class HydraCore(WideCore):
@@ -32,7 +32,7 @@ class HydraCore(WideCore):
 
     def apply_maps(self, maps: Maps, v: Tensor) -> Tensor:
         """Each channel of v by its own map."""
-        return torch.cat([maps[f"channel {c}"] @ v[..., c : c + 1] for c in range(self.head_dim)], dim=-1)
+        return torch.cat([apply_map(maps[f"channel {c}"], v[..., c : c + 1]) for c in range(self.head_dim)], dim=-1)
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -23,7 +23,20 @@ from math import ceil, log
 import torch
 from torch import Tensor
 
-from polaformer.attention.core import Bias, Facts, Maps, Mask, Size, WideCore, check_count, count_keys, masked_softmax
+from polaformer.attention.core import (
+    Bias,
+    Facts,
+    Maps,
+    Mask,
+    Size,
+    WideCore,
+    at_least_one,
+    check_count,
+    check_flag,
+    check_tensors,
+    count_keys,
+    masked_softmax,
+)
 from polaformer.attention.nystrom import unit_values
 from polaformer.attention.skyformer import existing_tokens, take_tokens
 
@@ -40,14 +53,17 @@ class InformerCore(WideCore):
         super().__init__(num_heads, head_dim)
         if factor is not None:
             check_count(self.name, "factor", factor)
+        check_flag(self.name, "as_published", as_published)
         self.factor, self.as_published = factor, as_published
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Tensor:
         """(B, H, N, D) in v's dtype."""
+        check_tensors(self.name, self, q, k, v, mask)
         return super().forward(q, k, v, mask=None if self.as_published else mask, bias=bias, grid=grid)
 
     def weights(self, q: Tensor, k: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Maps:
         """The explicit map, (B, H, N, M)."""
+        check_tensors(self.name, self, q, k, None, mask)
         return super().weights(q, k, mask=None if self.as_published else mask, bias=bias, grid=grid)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -56,7 +72,7 @@ class InformerCore(WideCore):
         # Too few tokens may exist. The others are zero queries, whose softmax is the mean too.
         scores = q.gather(2, selected.expand(-1, -1, -1, q.shape[3])) @ k.mT * self.head_dim**-0.5  # (B, H, u, M)
         exact = masked_softmax(scores, None if mask is None else mask[:, None, None, :]) @ v
-        mean = v.sum(dim=2, keepdim=True) / _at_least_one(count_keys(k, mask))  # (B, H, 1, D)
+        mean = v.sum(dim=2, keepdim=True) / at_least_one(count_keys(k, mask))  # (B, H, 1, D)
         return mean.expand(-1, -1, q.shape[2], -1).scatter(2, selected.expand_as(exact), exact)
 
     def map(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
@@ -89,13 +105,8 @@ def _sparsity(q: Tensor, k: Tensor, mask: Tensor | None, uniforms: Tensor) -> Te
     """M_i, (B, H, n), of some queries (B, H, n, D) for uniforms (n, S)."""
     drawn = take_tokens(k, existing_tokens(uniforms.flatten(), mask, k.shape[2])).unflatten(2, uniforms.shape)
     scores = (drawn @ q[..., None])[..., 0]  # (B, H, n, S)
-    return scores.amax(dim=-1) - (scores.sum(dim=-1, keepdim=True) / _at_least_one(count_keys(k, mask)))[..., 0]
+    return scores.amax(dim=-1) - (scores.sum(dim=-1, keepdim=True) / at_least_one(count_keys(k, mask)))[..., 0]
 
 
 def _logarithmic(factor: int, length: int) -> int:
     return min(length, max(1, factor * ceil(log(length))))
-
-
-def _at_least_one(count: Tensor | int) -> Tensor | int:
-    """The number of keys as a divisor, where there may be none."""
-    return count.clamp(min=1) if isinstance(count, Tensor) else count

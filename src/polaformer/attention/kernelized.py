@@ -14,7 +14,7 @@ Departs: queries of tokens that do not exist are not set to zero; no other token
 import torch.nn.functional as F
 from torch import Tensor
 
-from polaformer.attention.core import Facts, WideCore
+from polaformer.attention.core import Facts, WideCore, at_least_one, check_number, count_keys
 
 
 class KernelizedCore(WideCore):
@@ -24,10 +24,7 @@ class KernelizedCore(WideCore):
 
     def __init__(self, num_heads: int, head_dim: int, *, dropout: float = 0.0) -> None:
         super().__init__(num_heads, head_dim)
-        if not 0 <= dropout < 1:
-            raise ValueError(
-                f"attention 'kernelized': dropout is {dropout!r}; give a number of at least 0 and below 1 (e.g. 0.1)"
-            )
+        check_number(self.name, "dropout", dropout, below=1.0)
         self.dropout = dropout
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -36,7 +33,9 @@ class KernelizedCore(WideCore):
 
     def map(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
         """(B, H, N, M); in training after dropout."""
-        weights = gaussian_kernel(q, k)
+        # Distances do not change with the origin, but their digits do.
+        origin = k.detach().sum(dim=2, keepdim=True) / at_least_one(count_keys(k, mask))
+        weights = gaussian_kernel(q - origin, k - origin)
         if mask is not None:
             weights = weights * mask[:, None, None, :]
         return F.dropout(weights, self.dropout, self.training)

@@ -76,7 +76,7 @@ class AttentionLayer(nn.Module):
         check_width(dim, num_heads)
         check_core(core, dim, num_heads)
         kernel, key_positions = check_kernel(kernel_size), check_key_positions(key_positions)
-        check_options(conv, gate, gate_init, key_positions, reduction, num_prefix_tokens, proj_drop)
+        check_options(conv, kernel, gate, gate_init, key_positions, reduction, num_prefix_tokens, proj_drop)
         self.dim, self.num_heads, self.num_prefix_tokens = dim, num_heads, num_prefix_tokens
         self.for_sequences = isinstance(key_positions, int)
         self.core = core
@@ -149,7 +149,16 @@ class AttentionLayer(nn.Module):
         return self.core.weights(self._split(q), self._split(k), mask=mask, bias=bias, grid=size)
 
     def set_grid(self, grid: Grid) -> None:
-        """Makes the grid the native size of what is sized by it, for good: tables are resized."""
+        """Makes the grid the native size of what is sized by it, for good: tables are resized.
+
+        Raises ValueError for a core with parameters for each token, of which there would be too few.
+        """
+        max_length, wanted = getattr(self.core, "max_length", None), self.num_prefix_tokens + grid[0] * grid[1]
+        if max_length is not None and wanted > max_length:
+            raise ValueError(
+                f"{type(self).__name__}: the grid {grid} has {wanted} tokens, but the attention has parameters for "
+                f"{max_length}, which cannot be resized; create the model or layer for the larger size"
+            )
         if self.key_positions is not None:
             self.key_positions.resize(self._key_grid(grid))
         if isinstance(self.gate, MatrixGate):

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polaformer.attention.core import Facts, WideCore, check_count, check_length
+from polaformer.attention.core import Facts, WideCore, check_count, check_flag, check_length
 
 STD = 0.02
 
@@ -32,6 +32,7 @@ class LinformerCore(WideCore):
         super().__init__(num_heads, head_dim)
         check_count(self.name, "max_length", max_length)
         check_count(self.name, "rank", rank)
+        check_flag(self.name, "as_published", as_published)
         self.max_length, self.rank, self.as_published = max_length, rank, as_published
         projection = torch.randn(num_heads, rank, max_length) * STD
         if as_published:

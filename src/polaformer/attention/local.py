@@ -21,7 +21,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polaformer.attention.core import Bias, Facts, Maps, Mask, Size, WideCore, check_count, masked_softmax
+from polaformer.attention.core import (
+    Bias,
+    Facts,
+    Maps,
+    Mask,
+    Size,
+    WideCore,
+    attend_in_blocks,
+    check_count,
+    check_flag,
+    check_tensors,
+    masked_softmax,
+)
 from polaformer.ops.precision import computing_dtype, without_autocast
 
 
@@ -33,12 +45,14 @@ class LocalCore(WideCore):
     def __init__(self, num_heads: int, head_dim: int, *, block: int = 64, as_published: bool = False) -> None:
         super().__init__(num_heads, head_dim)
         check_count(self.name, "block", block)
+        check_flag(self.name, "as_published", as_published)
         self.block, self.as_published = block, as_published
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Tensor:
         """(B, H, N, D) in v's dtype."""
         if not self.as_published:
             return super().forward(q, k, v, mask=mask, bias=bias, grid=grid)
+        check_tensors(self.name, self, q, k, v, mask)
         self.check_call(q, k, bias)
         return _attend_to_masked(q, k, v, mask, self)
 
@@ -46,15 +60,17 @@ class LocalCore(WideCore):
         """The explicit map, (B, H, N, N); as published, not zero at masked tokens."""
         if not self.as_published:
             return super().weights(q, k, mask=mask, bias=bias, grid=grid)
+        check_tensors(self.name, self, q, k, None, mask)
         self.check_call(q, k, bias)
         return _map_of_masked(q, k, mask, self)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """(B, H, N, D)."""
-        weights = self._weights(q, k, mask)
-        out = weights @ self._split(v)  # (B, H, G, S, D)
         if self.as_published:
-            out = out.transpose(2, 3)
+            out = (self._weights(q, k, mask) @ self._split(v)).transpose(2, 3)
+        else:
+            scaled = self._split(q * self.head_dim**-0.5)
+            out = attend_in_blocks(scaled, self._split(k), self._split(v), self._exists(q, mask))  # (B, H, G, S, D)
         return out.flatten(2, 3)[:, :, : q.shape[2]]
 
     def map(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
@@ -83,11 +99,14 @@ class LocalCore(WideCore):
             return x.unflatten(2, (size, length // size)).transpose(2, 3)
         return x.unflatten(2, (length // size, size))
 
+    def _exists(self, q: Tensor, mask: Tensor | None) -> Tensor:
+        """Which tokens of a block exist, (B or 1, 1, G, 1, S)."""
+        size, length = self._sizes(q.shape[2])
+        return existing(q, mask, length, beyond=self.as_published).unflatten(1, (length // size, size))[:, None, :, None]
+
     def _weights(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
         """The map within each block, (B, H, G, S, S)."""
-        size, length = self._sizes(q.shape[2])
-        scores = self._split(q * self.head_dim**-0.5) @ self._split(k).mT
-        exists = existing(q, mask, length, beyond=self.as_published).unflatten(1, (length // size, size))[:, None, :, None]
+        scores, exists = self._split(q * self.head_dim**-0.5) @ self._split(k).mT, self._exists(q, mask)
         if not self.as_published:
             return masked_softmax(scores, exists)
         # The published −1e10 leaves no digit of a score in float32, whence the average.

@@ -4,7 +4,7 @@
 
 Shapes: q, k and v (B, H, N, D), the same tokens in all three; blocks of S queries see S + before + after keys each.
 Normaliser: the softmax over the keys of the window that exist; a window without any gives zeros.
-Cost O(N·(window + S)·D), memory O(N·(window + S)), S no more than half the window or 64. Parameters: none.
+Cost O(N·(window + S)·D), S = 64, and no more than that of all pairs. Parameters: none.
 Paper: Longformer: The Long-Document Transformer. Source: the Long Range Arena's code: a window of w tokens, even, is
 before = w/2 − 1, after = w/2; there is no global token in it. transformers' window of w tokens is (w/2, w/2): give the pair.
 Departs: the Long Range Arena's code computes all N² scores, has a second set of projections that nothing uses, and lets a
@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polaformer.attention.core import Facts, WideCore, masked_softmax
+from polaformer.attention.core import Facts, WideCore, attend_in_blocks, masked_softmax
 from polaformer.attention.local import existing, fill_up
 
-SMALLEST_BLOCK = 64  # queries of a block: fewer make the products too small to be fast
+BLOCK = 64  # queries at a time: fewer make the products too small to be fast, more see too much beside their windows
 
 
 class LongformerCore(WideCore):
@@ -37,15 +37,16 @@ class LongformerCore(WideCore):
         """(B, H, N, D)."""
         tokens = q.shape[2]
         before, after = min(self.before, tokens - 1), min(self.after, tokens - 1)
-        block = min(tokens, max(SMALLEST_BLOCK, (before + after) // 2))
+        if before + after + BLOCK >= tokens:
+            return self.map(q, k, mask) @ v
+        block = BLOCK
         length, span = -(-tokens // block) * block, block + before + after
         queries = fill_up(q * self.head_dim**-0.5, length).unflatten(2, (length // block, block))  # (B, H, G, S, D)
         around = (before, length - tokens + after)
-        keys, values = (F.pad(x, (0, 0, *around)).unfold(2, span, block) for x in (k, v))  # (B, H, G, D, L)
+        keys, values = (F.pad(x, (0, 0, *around)).unfold(2, span, block).mT for x in (k, v))  # (B, H, G, L, D)
         exists = F.pad(existing(q, mask, tokens), around).unfold(1, span, block)[:, None, :, None]  # (B, 1, G, 1, L)
         inside = _band(block, span, 0, before + after, q.device)
-        weights = masked_softmax(queries @ keys, exists & inside)
-        return (weights @ values.mT).flatten(2, 3)[:, :, :tokens]
+        return attend_in_blocks(queries, keys, values, exists & inside).flatten(2, 3)[:, :, :tokens]
 
     def map(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
         """(B, H, N, N)."""

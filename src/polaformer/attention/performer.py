@@ -21,7 +21,7 @@ as_published=True undoes the first two, on which the published table depends.
 import torch
 from torch import Tensor
 
-from polaformer.attention.core import Facts, FeatureCore, check_count, zero_absent
+from polaformer.attention.core import Facts, FeatureCore, check_count, check_flag, zero_absent
 
 EPS = 1e-4
 
@@ -35,8 +35,10 @@ class PerformerCore(FeatureCore):
     def __init__(self, num_heads: int, head_dim: int, *, num_features: int = 128, as_published: bool = False) -> None:
         super().__init__(num_heads, head_dim)
         check_count(self.name, "num_features", num_features)
+        check_flag(self.name, "as_published", as_published)
         self.num_features, self.as_published = num_features, as_published
-        self.register_buffer("projection", draw_projection(num_features, head_dim))
+        projection = draw_projection(num_features, head_dim).to(torch.get_default_dtype())
+        self.register_buffer("projection", projection)
 
     def features(self, q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """φ(q) and φ(k)."""
@@ -68,7 +70,10 @@ class PerformerCore(FeatureCore):
 def draw_projection(num_features: int, head_dim: int) -> Tensor:
     """(F, D) Gaussian rows, orthogonal in blocks of D."""
     num_blocks = -(-num_features // head_dim)
-    blocks, triangles = torch.linalg.qr(torch.randn(num_blocks, head_dim, head_dim))
+    # In float32 whatever PyTorch's default is: narrower types have no decomposition.
+    blocks, triangles = torch.linalg.qr(torch.randn(num_blocks, head_dim, head_dim, dtype=torch.float32))
     # The signs make the orthogonal matrices uniformly distributed, whatever convention the decomposition follows.
     blocks = blocks * triangles.diagonal(dim1=-2, dim2=-1).sign()[:, None]
-    return blocks.flatten(0, 1)[:num_features] * torch.randn(num_features, head_dim).norm(dim=-1, keepdim=True)
+    return blocks.flatten(0, 1)[:num_features] * torch.randn(num_features, head_dim, dtype=torch.float32).norm(
+        dim=-1, keepdim=True
+    )

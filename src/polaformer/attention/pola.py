@@ -3,7 +3,10 @@
     s = softplus(scale), p = 1 + α·sigmoid(power)           one entry for each head and channel
     out = polarity_attention(q / s, k / s, v, p)            see polaformer.ops.polarity
 
+Shapes: q (B, H, N, D), k and v (B, H, M, D), s and p (H, D); the first ceil(D/2) channels of the output are the same-signed
+stream, the others the opposite-signed one.
 Normaliser: the sum over the keys that exist, plus n·eps. Cost O((N + M)·D²). Parameters: power and scale, H·D each.
+Paper: PolaFormer: Polarity-aware Linear Attention for Vision Transformers (Meng et al., 2025).
 Source: the paper for the formula, the authors' code for the learnable scale, for one exponent a head and channel, and for the
 initial values (zeros: p = 1 + α/2, s = ln 2).
 
@@ -17,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polaformer.attention.core import Bias, Facts, Maps, Mask, Size, check_heads, refuse_bias
+from polaformer.attention.core import Bias, Facts, Maps, Mask, Size, apply_map, check_heads, check_tensors, refuse_bias
 from polaformer.ops import variants
 from polaformer.ops.polarity import check_backend, check_eps, polarity_attention
 from polaformer.ops.precision import computing_dtype
@@ -55,6 +58,7 @@ class PolaCore(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Tensor:
         """(B, H, N, D) in v's dtype, before the gate."""
+        check_tensors("pola", self, q, k, v, mask)
         refuse_bias("pola", bias)
         if self.polarity == "both":
             scale = self.divisor()
@@ -72,6 +76,7 @@ class PolaCore(nn.Module):
         polarity "both": {"same", "opposite"}, applied to the first ceil(D/2) and to the other channels of v; any other
         polarity: one map under its name, applied to all of v.
         """
+        check_tensors("pola", self, q, k, None, mask)
         refuse_bias("pola", bias)
         q, k = self._scaled(q), self._scaled(k)
         if self.polarity == "subtract":
@@ -82,9 +87,9 @@ class PolaCore(nn.Module):
     def apply_maps(self, maps: Maps, v: Tensor) -> Tensor:
         """What a call makes of v (B, H, M, D) by the maps that `weights` gave."""
         if self.polarity != "both":
-            return maps[self.polarity] @ v
+            return apply_map(maps[self.polarity], v)
         half = (v.shape[-1] + 1) // 2
-        return torch.cat([maps["same"] @ v[..., :half], maps["opposite"] @ v[..., half:]], dim=-1)
+        return torch.cat([apply_map(maps["same"], v[..., :half]), apply_map(maps["opposite"], v[..., half:])], dim=-1)
 
     def exponent(self) -> Tensor:
         """p of Eq. 9, (H, D), between 1 and 1 + α; never narrower than float32, so that bf16 does not round it."""

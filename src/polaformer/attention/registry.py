@@ -7,6 +7,7 @@ from typing import Any
 
 from polaformer.attention.angular import AngularCore
 from polaformer.attention.bigbird import BigBirdCore
+from polaformer.attention.checks import check_key_positions, check_width
 from polaformer.attention.core import Core, Facts
 from polaformer.attention.cosformer import CosformerCore
 from polaformer.attention.efficient import EfficientCore
@@ -96,6 +97,8 @@ def create_layer(
     tokens: the native number of tokens of a sequence, or the (height, width) of a grid; without it, nothing is sized by it.
     options: arguments of AttentionLayer and of the core.
     """
+    check_width(dim, num_heads)
+    tokens = check_key_positions(tokens)
     layer_arguments = set(inspect.signature(AttentionLayer).parameters) - {"dim", "num_heads", "core"}
     own = option_names(name)
     _check_options("attention.create_layer", name, options, [*own, *sorted(layer_arguments)])
@@ -124,10 +127,10 @@ def _published_layer(name: str, tokens: int | Grid | None) -> dict[str, Any]:
 
 
 def _core_type(name: str) -> Callable[..., Core]:
-    if name not in _CORES:
-        near = get_close_matches(name, _CORES, n=1)
+    if not isinstance(name, str) or name not in _CORES:
+        near = get_close_matches(str(name), _CORES, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"attention.create: there is no mechanism {name!r}; choose one of {', '.join(names())}{hint}")
+        raise ValueError(f"attention: there is no mechanism {name!r}; choose one of {', '.join(names())}{hint}")
     return _CORES[name]
 
 

@@ -15,12 +15,10 @@ Departs: the inverse starts from each matrix's own largest column sum; published
 # B batch, H heads, N queries, M keys, D head width, m landmarks
 """
 
-from math import inf
-
 import torch
 from torch import Tensor
 
-from polaformer.attention.core import Facts, WideCore, check_count, zero_absent
+from polaformer.attention.core import Facts, WideCore, check_count, check_number, zero_absent
 from polaformer.attention.nystrom import iterative_inverse
 
 
@@ -35,8 +33,7 @@ class SkyformerCore(WideCore):
         super().__init__(num_heads, head_dim)
         check_count(self.name, "num_landmarks", num_landmarks)
         check_count(self.name, "iterations", iterations)
-        if not 0 < gamma < inf:
-            raise ValueError(f"attention 'skyformer': gamma is {gamma!r}; give a positive number (0.1 as published)")
+        check_number(self.name, "gamma", gamma, above=True)
         self.num_landmarks, self.gamma, self.iterations = num_landmarks, gamma, iterations
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -2,18 +2,22 @@
 
     out_t = Σ_i softmax_i(⟨q_t, k_i⟩·scale + bias_ti) v_i,   scale = D^-1/2 unless given
 
-Normaliser: the softmax. Cost O(N·M·D). No parameters. The only core that takes an additive bias.
+Shapes: q (B, H, N, D), k and v (B, H, M, D), bias broadcastable to (B, H, N, M).
+Normaliser: the softmax over the keys that exist. Cost O(N·M·D). Parameters: none. The only core that takes an additive bias.
+Paper: Attention Is All You Need (Vaswani et al., 2017). Source: PyTorch's `scaled_dot_product_attention`.
+Departs: no dropout of the weights by default; the Long Range Arena harness of Skyformer has dropout=0.1, in training only.
 
 # B batch, H heads, N queries, M keys, D head width
 """
 
+from math import inf
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polaformer.attention.core import Bias, Facts, Maps, Mask, Size, check_heads
+from polaformer.attention.core import Bias, Facts, Maps, Mask, Size, apply_map, check_heads, check_number, check_tensors
 
 
 class SoftmaxCore(nn.Module):
@@ -21,21 +25,27 @@ class SoftmaxCore(nn.Module):
 
     facts: ClassVar[Facts] = Facts("quadratic")
 
-    def __init__(self, num_heads: int, head_dim: int, *, scale: float | None = None) -> None:
+    def __init__(self, num_heads: int, head_dim: int, *, scale: float | None = None, dropout: float = 0.0) -> None:
         super().__init__()
         check_heads("softmax", num_heads, head_dim)
-        self.num_heads, self.head_dim = num_heads, head_dim
+        if scale is not None:
+            check_number("softmax", "scale", scale, least=-inf, above=True)
+        check_number("softmax", "dropout", dropout, below=1.0)
+        self.num_heads, self.head_dim, self.dropout = num_heads, head_dim, dropout
         self.scale = head_dim**-0.5 if scale is None else scale
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Tensor:
         """(B, H, N, D) in v's dtype."""
+        check_tensors("softmax", self, q, k, v, mask)
         if mask is not None:
             absent = ~mask[:, None, :, None]
             k, v = k.masked_fill(absent, 0.0), v.masked_fill(absent, 0.0)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=_allowed(mask, bias, q.dtype), scale=self.scale)
+        dropout = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, _allowed(mask, bias, q.dtype), dropout, scale=self.scale)
 
     def weights(self, q: Tensor, k: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Maps:
-        """The explicit map, {"softmax": (B, H, N, M)}."""
+        """The explicit map, {"softmax": (B, H, N, M)}, before any dropout."""
+        check_tensors("softmax", self, q, k, None, mask)
         if mask is not None:
             k = k.masked_fill(~mask[:, None, :, None], 0.0)
         scores = q @ k.mT * self.scale
@@ -47,7 +57,7 @@ class SoftmaxCore(nn.Module):
 
     def apply_maps(self, maps: Maps, v: Tensor) -> Tensor:
         """What a call makes of v (B, H, M, D) by the maps that `weights` gave."""
-        return maps["softmax"] @ v
+        return apply_map(maps["softmax"], v)
 
 
 def _allowed(mask: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -20,7 +20,13 @@ from polaformer.attention.tables import Grid, TokenTable
 from polaformer.backbones.backbone import Backbone, as_grid, check_format, mean_of_existing, per_stage
 from polaformer.backbones.block import Block, initialise_linear, run_blocks
 from polaformer.backbones.layout import Layout, pad_to_multiple
-from polaformer.backbones.mechanisms import check_attention_options, create_attention, has_local_mlp, mechanism_of_stages
+from polaformer.backbones.mechanisms import (
+    check_attention_options,
+    create_attention,
+    has_local_mlp,
+    mechanism_of_stages,
+    tell_layers_apart,
+)
 from polaformer.backbones.parameter_names import translate_deit
 
 NORM_EPS = 1e-6
@@ -116,6 +122,7 @@ class DeiT(Backbone):
         if feature_norms:
             self.feature_norms = nn.ModuleList(nn.LayerNorm(dim, eps=NORM_EPS) for _ in range(depth))
         self.head = self._new_head()
+        tell_layers_apart(self, attention_options)
         self.apply(initialise_linear)
         nn.init.trunc_normal_(self.pos_embed.rows, std=0.02)
         if self.cls_token is not None:

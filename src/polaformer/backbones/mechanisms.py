@@ -5,7 +5,10 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
+from torch import nn
+
 from polaformer.attention import AttentionLayer, create_layer, names, option_names
+from polaformer.attention.bigbird import BigBirdCore
 from polaformer.attention.checks import check_kernel
 from polaformer.attention.tables import Grid
 
@@ -57,7 +60,8 @@ def create_attention(
     """The layer of a mechanism as it is published; see polaformer.attention.create_layer.
 
     grid: the native (height, width) of the tokens. alpha concerns pola, kernel_size what has a depthwise convolution.
-    options: further arguments; each layer takes those that it knows, and softmax none, so that a model may mix mechanisms.
+    options: further arguments. Each layer takes those that it knows, so that a model may mix mechanisms; softmax, which stands
+        for the original, takes those of its core alone.
     """
     _check_pola(alpha, kernel_size)
     settings: dict[str, Any] = {"reduction": reduction, "qkv_bias": qkv_bias, "proj_drop": proj_drop}
@@ -65,15 +69,22 @@ def create_attention(
         settings |= {"alpha": alpha, "eps": PUBLISHED_EPS}
     if mechanism in ("pola", "focused"):
         settings["kernel_size"] = kernel_size
-    if mechanism != "softmax":
-        known = [*option_names(mechanism), *_layer_arguments()]
-        settings |= {name: value for name, value in (options or {}).items() if name in known}
+    known = [*option_names(mechanism), *([] if mechanism == "softmax" else _layer_arguments())]
+    settings |= {name: value for name, value in (options or {}).items() if name in known}
     return create_layer(mechanism, dim, num_heads, tokens=grid, num_prefix_tokens=num_prefix_tokens, **settings)
 
 
 def has_local_mlp(mechanism: str) -> bool:
     """Whether a mechanism's block is published with a depthwise convolution in its MLP."""
     return mechanism == "enhanced"
+
+
+def tell_layers_apart(model: nn.Module, options: Mapping[str, Any] | None) -> None:
+    """Gives each layer that draws a pattern once and for all a seed of its own, its number, unless one was given for all."""
+    if "seed" not in (options or {}):
+        cores = [module for module in model.modules() if isinstance(module, BigBirdCore)]
+        for number, core in enumerate(cores):
+            core.seed = number
 
 
 def check_attention_options(mechanisms: Sequence[str], options: Any) -> None:

@@ -13,11 +13,18 @@ from typing import Any
 from timm.layers import PatchEmbed
 from torch import Tensor, nn
 
+from polaformer.attention import facts
 from polaformer.attention.tables import Grid, TokenTable
 from polaformer.backbones.backbone import Backbone, Stage, check_dims, per_stage
 from polaformer.backbones.block import Block, initialise_linear, run_blocks
 from polaformer.backbones.layout import Layout, pad_to_multiple
-from polaformer.backbones.mechanisms import check_attention_options, create_attention, has_local_mlp, mechanism_of_stages
+from polaformer.backbones.mechanisms import (
+    check_attention_options,
+    create_attention,
+    has_local_mlp,
+    mechanism_of_stages,
+    tell_layers_apart,
+)
 from polaformer.backbones.parameter_names import translate_pvt
 
 NORM_EPS = 1e-6  # of blocks; the norms after patches and after key reduction have 1e-5
@@ -49,7 +56,7 @@ class PVTStage(Stage):
 class PVT(Backbone):
     """PVT with the given attention in each stage.
 
-    reductions: one key for each r×r square of tokens; unless given, 1 in linear stages and 8, 4, 2, 1 in softmax stages.
+    reductions: one key for each r×r square of tokens; unless given, 1 in linear stages and 8, 4, 2, 1 in quadratic ones.
     feature_norms: a LayerNorm for each stage's features, for dense tasks.
     attention_options: further arguments of the attention, for all but softmax stages (conv, gate, polarity, backend, …).
     """
@@ -133,6 +140,7 @@ class PVT(Backbone):
             feature_norms=feature_norms,
             norm_eps=NORM_EPS,
         )
+        tell_layers_apart(self, attention_options)
         self.initialise()
 
     def initialise(self) -> None:
@@ -157,11 +165,11 @@ class UnusedNorm(nn.LayerNorm):
 
 
 def reductions_of_stages(reductions: int | Sequence[int] | None, attention: Sequence[str]) -> tuple[int, ...]:
-    """The reduction of keys in each stage: as given, or 1 for linear attention and PVT's for softmax."""
+    """The reduction of keys in each stage: as given, or PVT's where the cost is quadratic, as softmax's is, and 1 elsewhere."""
     if reductions is not None:
         return per_stage("reductions", reductions, len(attention), whole=True)
     # 8, 4, 2, 1 for four stages: the last sees every token, each one before it half of what the next sees on a side.
-    return tuple(2 ** (len(attention) - 1 - i) if name == "softmax" else 1 for i, name in enumerate(attention))
+    return tuple(2 ** (len(attention) - 1 - i) if facts(name).cost == "quadratic" else 1 for i, name in enumerate(attention))
 
 
 # Depths and drop path rates of the released configurations.

@@ -17,7 +17,13 @@ from polaformer.attention.tables import Grid
 from polaformer.backbones.backbone import Backbone, Stage, check_dims, per_stage
 from polaformer.backbones.block import Block, initialise_linear, run_blocks
 from polaformer.backbones.layout import Layout, pad_to_multiple
-from polaformer.backbones.mechanisms import check_attention_options, create_attention, has_local_mlp, mechanism_of_stages
+from polaformer.backbones.mechanisms import (
+    check_attention_options,
+    create_attention,
+    has_local_mlp,
+    mechanism_of_stages,
+    tell_layers_apart,
+)
 from polaformer.backbones.parameter_names import translate_swin
 
 NORM_EPS = 1e-5
@@ -142,6 +148,7 @@ class Swin(Backbone):
             feature_norms=feature_norms,
             norm_eps=NORM_EPS,
         )
+        tell_layers_apart(self, attention_options)
         self.apply(initialise_linear)
 
     def no_weight_decay(self) -> set[str]:

@@ -162,15 +162,15 @@ def chosen(names: Sequence[str], only: Sequence[str], without: Sequence[str]) ->
 def _ratios(rows: "dict[str, Row]", setting: str, mode: str) -> Table:
     lengths = list(next(iter(rows.values())).points)
     caption = (
-        "how many times faster than softmax at the same length, within rounds; more than 1: faster. draws: random if each call "
-        "draws anew, exact if none does. stands for: what it approximates; nothing: a formula of its own"
+        "how many times faster than softmax at the same length, within rounds; more than 1: faster. result: exact where it is "
+        "the mechanism's own formula, else what it stands for. draws: random if each call draws numbers anew"
     )
-    columns = (*(f"N = {n}" for n in lengths), "cost", "draws", "stands for")
+    columns = (*(f"N = {n}" for n in lengths), "cost", "result", "draws")
     table = new_table(f"Speed relative to softmax, {setting}", "", *columns, caption=caption)
     for name, row in rows.items():
         cells = [_cell(row, n, mode, _text(row.points[n].speedup)) for n in lengths]
-        draws = "random" if row.facts.stochastic else "exact"
-        table.add_row(name, *cells, row.facts.cost, draws, row.facts.approximates or "")
+        result = "exact" if row.facts.approximates is None else f"for {row.facts.approximates}"
+        table.add_row(name, *cells, row.facts.cost, result, "random" if row.facts.stochastic else "")
     return table
 
 

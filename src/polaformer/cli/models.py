@@ -100,13 +100,14 @@ class Models:
         from polaformer.attention import names
         from polaformer.backbones.published import RIVALS
 
-        printed = list(dict.fromkeys(mechanism for _, mechanism in RIVALS))
-        if "all" in self.attention:
-            return [*printed, *(name for name in names() if name not in printed)]
         for name in self.attention:
-            if name not in names():
-                raise UsageError(f"--attention has {name!r}; {nearest(name, names())}there are: all, {', '.join(names())}")
-        return list(dict.fromkeys(self.attention))
+            if name not in ("all", *names()):
+                hint = "a PATTERN goes before --attention; " if "_" in name else nearest(name, names())
+                raise UsageError(f"--attention has {name!r}; {hint}there are: all, {', '.join(names())}")
+        if "all" not in self.attention:
+            return list(dict.fromkeys(self.attention))
+        printed = list(dict.fromkeys(mechanism for _, mechanism in RIVALS))
+        return [*printed, *(name for name in names() if name not in printed)]
 
 
 def _rival_record(pair: tuple[str, str], counts: "Counts") -> dict[str, Any]:
