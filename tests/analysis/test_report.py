@@ -50,6 +50,18 @@ def test_every_layer_has_maps_whose_rows_sum_to_one(name: str) -> None:
         assert all(0 <= mean <= log(block.num_keys) + 1e-5 for mean in block.entropy.values())
 
 
+def test_random_mechanisms_show_the_maps_that_they_apply() -> None:
+    """The maps are drawn before the layer draws: both must draw the same."""
+    model = small("pola_deit_tiny", attention="informer", attention_options={"factor": 1})
+    seen: list[Any] = []
+    for block in model.blocks:
+        block.attn.core.register_forward_hook(lambda core, inputs, output: seen.append((core, inputs[2], output)))
+    shown = attention_maps(model, images(2))
+    assert len(shown) == len(seen) == 2
+    for block, (core, v, out) in zip(shown, seen, strict=True):
+        torch.testing.assert_close(core.apply_maps(block.maps, v), out)
+
+
 @pytest.mark.parametrize("name", GLOBAL)
 def test_the_maps_of_a_model_are_those_that_its_cores_apply(name: str) -> None:
     model, batch, applied = small(name), images(), {}

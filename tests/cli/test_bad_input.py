@@ -302,7 +302,7 @@ TRAIN: dict[str, Case] = {
         train(model="pola_deit_tinny"), USAGE, ["there is no model 'pola_deit_tinny'; did you mean 'pola_deit_tiny'?"]
     ),
     "an unknown mechanism": Case(
-        train(attention="polar"), USAGE, ["there is no mechanism 'polar'; give one of linear, pola, softmax"]
+        train(attention="polar"), USAGE, ["there is no mechanism 'polar'; did you mean 'pola'? give one of angular, bigbird"]
     ),
     "an unknown optimiser": Case(train(optimizer="adamx"), USAGE, ["optimizer is 'adamx'; did you mean 'adamax'?"]),
     "an unknown augmentation": Case(train(auto_augment="rand-x9"), USAGE, ["auto_augment is 'rand-x9'"]),

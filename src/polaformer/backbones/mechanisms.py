@@ -11,6 +11,7 @@ from polaformer.attention import AttentionLayer, create_layer, names, option_nam
 from polaformer.attention.bigbird import BigBirdCore
 from polaformer.attention.checks import check_kernel
 from polaformer.attention.tables import Grid
+from polaformer.errors import nearest
 
 LETTERS = {"L": "pola", "S": "softmax"}  # the authors' letters for a stage: linear, softmax
 PUBLISHED_EPS = 1e-6  # added to the normalisers in the authors' models
@@ -35,7 +36,8 @@ def mechanism_of_stages(attention: str | Sequence[str], num_stages: int) -> tupl
         parts = list(attention)
     unknown = [part for part in parts if part not in names()]
     if unknown:
-        raise ValueError(f"attention is {attention!r}, but there is no mechanism {unknown[0]!r}; {allowed}")
+        hint = nearest(str(unknown[0]), names())
+        raise ValueError(f"attention is {attention!r}, but there is no mechanism {unknown[0]!r}; {hint}{allowed}")
     if len(parts) == 1:
         parts = parts * num_stages
     if len(parts) != num_stages:
