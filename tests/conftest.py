@@ -1,13 +1,20 @@
+import os
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
 
+from polaformer.ops import processor
+
 GOLDEN = Path(__file__).resolve().parents[2] / "shared" / "golden"
 
 settings.register_profile("default", max_examples=500, deadline=None, derandomize=True)
 settings.load_profile("default")
+
+# PyTorch reads it when it first multiplies, in processes that tests start too.
+if processor.why_no_bfloat16():
+    os.environ[processor.VARIABLE] = processor.WITHOUT_TILES
 
 
 @pytest.fixture(scope="session")

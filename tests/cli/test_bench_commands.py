@@ -183,6 +183,7 @@ def test_the_environment_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["backends"]["torch"]["works"]
     assert found["versions"]["torch"]
     assert found["machine"]["cpu"]
+    assert set(found["bfloat16_on_cpu"]) == {"works", "reason"}
 
 
 def test_the_environment_answers_when_everything_is_broken(

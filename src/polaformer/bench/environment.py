@@ -12,6 +12,7 @@ import torch
 from polaformer import __version__
 from polaformer.bench.machine import fingerprint
 from polaformer.ops import backends, native
+from polaformer.ops.processor import why_no_bfloat16
 
 # What is told of beside the library itself; the extra that brings it, "" for what always comes.
 PACKAGES = {
@@ -39,6 +40,7 @@ def environment() -> dict[str, Any]:
         "versions": {"polaformer": __version__} | {name: installed(name) for name in PACKAGES},
         "machine": fingerprint() | {"omp_num_threads": os.environ.get("OMP_NUM_THREADS")},
         "devices": devices(),
+        "bfloat16_on_cpu": {"works": why_no_bfloat16() is None, "reason": why_no_bfloat16()},
         "compiler": _compiler(),
         "kernel_cache": _cache(),
     }

@@ -62,6 +62,7 @@ def _here(found: dict[str, Any]) -> Table:
         "threads of torch": f"{machine['torch_threads']} (OMP_NUM_THREADS is {machine['omp_num_threads'] or 'not set'})",
         "system": f"{machine['os']}, Python {machine['python']}",
         "devices": ", ".join(found["devices"]),
+        "bfloat16 on the CPU": found["bfloat16_on_cpu"]["reason"] or "works",
         "C++ compiler": found["compiler"] or "none found; install g++ or clang++, or name one in the variable CXX",
         "built kernels": found["kernel_cache"],
     }
