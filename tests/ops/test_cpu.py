@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -546,6 +547,59 @@ def test_infinity_stays_in_its_head(infinity, width, dtype):
             assert torch.equal(a[1, :2], b[1, :2])
 
 
+def test_errors_do_not_grow_with_the_number_of_tokens():
+    """Sums over a million tokens are made of short ones."""
+    q, k, v, power = (x.detach() for x in random_inputs(1, 1, 2**20, 2**20, width=4, dtype=torch.float32))
+    grad = torch.randn_like(q)
+    wide = [x.double() for x in (q, k, v, power)]
+    out, norms = cpu.forward(q, k, v, power, None, None, 0.0)
+    truth, true_norms = cpu.forward(*wide, None, None, 0.0)
+    assert relative_error(out, truth) < 1e-6
+    found = cpu.backward(grad, q, k, v, power, None, norms, None)[:3]
+    wanted = cpu.backward(grad.double(), *wide, None, true_norms, None)[:3]
+    for gradient, true_gradient in zip(found, wanted, strict=True):
+        assert relative_error(gradient, true_gradient) < 2e-6
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_kernel_is_given_the_threads_of_torch(threads, monkeypatch):
+    given = []
+
+    class Recorder:
+        def polarity_attention(self, problem):
+            given.append(problem._obj.threads)
+            return 0
+
+        polarity_attention_backward = polarity_attention
+
+    torch.set_num_threads(threads)
+    q, k, v, power = random_inputs(batch=1, heads=1, queries=3, keys=3, width=4, dtype=torch.float32)
+    monkeypatch.setattr(cpu, "_library", lambda: (Recorder(), None))
+    _, norms = cpu.forward(q, k, v, power, None, None, 0.0)
+    cpu.backward(q, q, k, v, power, None, norms, None)
+    assert given == [threads, threads]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="threads are counted in Linux's /proc")
+def test_the_kernel_starts_the_threads_that_it_is_given():
+    count = (
+        "import os, torch; from polaformer.ops import cpu; torch.set_num_threads({threads}); "
+        "q = torch.ones(32).expand(4, 8, 64, 32); p = torch.ones(8, 32); cpu.why_not(); before = len(os.listdir('/proc/self/task')); "
+        "cpu.forward(q, q, q, p, None, None, 0.0); print(len(os.listdir('/proc/self/task')) - before)"
+    )
+    commands = [[sys.executable, "-c", count.format(threads=threads)] for threads in (1, 3)]
+    started = [int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) for command in commands]
+    assert started == [0, 2]
+
+
+def test_the_kernel_is_compiled_for_the_widest_vectors_here():
+    flags = Path("/proc/cpuinfo").read_text() if os.path.exists("/proc/cpuinfo") else ""
+    wanted = 64 if " avx512f" in flags else 32 if " avx2" in flags else 16
+    library, _ = cpu._library()
+    assert library is not None
+    assert library.vector_bytes() == wanted
+
+
 @EXACT
 @pytest.mark.parametrize("width", [PADDED, DIRECT])
 def test_the_unshifted_form_agrees_at_unit_scale(width, dtype):
@@ -608,7 +662,7 @@ def test_results_lie_by_the_strides_that_were_given_not_by_those_of_a_copy():
 
 
 @pytest.mark.numerics
-@pytest.mark.parametrize("options", ["-mno-avx", "-D__AVX512F__", "-U__FLT16_MAX__"])
+@pytest.mark.parametrize("options", ["-mno-avx", "-mno-avx512f", "-D__AVX512F__", "-U__FLT16_MAX__"])
 def test_other_widths_of_vectors_and_older_compilers_compute_the_same(options, tmp_path):
     program = (
         "import torch, sys; sys.path.insert(0, 'tests')\n"

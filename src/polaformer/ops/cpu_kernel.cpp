@@ -20,10 +20,13 @@
 
 namespace {
 
-constexpr int64_t PANEL = 4;            // rows of a state that are summed together
+constexpr bool MANY = VECTOR_BYTES == 64;  // registers: 32, else 16
+constexpr int ROWS = MANY ? 8 : 6;         // rows of a state that are summed at once, with two registers of columns
+constexpr int SUMS = MANY ? 16 : 8;        // registers of sums over rows of a state, of one token or more
 constexpr double LOWEST = FLOOR / 2;    // below it an exponent belongs to a zero or to an absent key
 constexpr double BALANCE = 30;          // see Tables
 constexpr int64_t CHUNK = 512;          // tokens that are summed by one thread, at least
+constexpr int64_t RUN = 512;            // tokens, about, that are summed one by one: rounding errors grow with their number
 constexpr int64_t MOST_CHUNKS = 64;     // of one head, fewer where their states would take more than PARTIAL_BYTES
 constexpr int64_t PARTIAL_BYTES = 4 << 20;
 constexpr int64_t BLOCK_BYTES = 16384;  // features of a block of tokens
@@ -47,67 +50,54 @@ struct Problem {  // the same fields in the same order as in cpu.py
 
 // ---- products ----
 
-// state[rows, columns] += featuresᵀ values, for ROWS rows from the START-th of a panel on.
-// panels (rows / 4, block, 4): features; values (tokens, columns).
-template <class T, int ROWS, int START, int COLUMNS>
-INLINE void add_products(const T* panels, int64_t block, const T* values, int64_t value_step, int64_t tokens, T* state,
+// state[rows, columns] += featuresᵀ values, for ROWS rows and COLUMNS registers of columns.
+// features (tokens, rows, at steps of feature_step), values (tokens, columns).
+template <class T, int ROWS, int COLUMNS>
+INLINE void add_products(const T* features, int64_t feature_step, const T* values, int64_t value_step, int64_t tokens, T* state,
                          int64_t state_step) {
     R<T> total[ROWS][COLUMNS];
     for (int r = 0; r < ROWS; r++)
         for (int c = 0; c < COLUMNS; c++) total[r][c] = load_r(state + r * state_step + c * per<T>);
-    for (int64_t t = 0; t < tokens; t++) {
+    for (int64_t t = 0; t < tokens; t++, features += feature_step, values += value_step) {
         R<T> value[COLUMNS];
-        for (int c = 0; c < COLUMNS; c++) value[c] = load_r(values + t * value_step + c * per<T>);
-        for (int r = 0; r < ROWS; r++) {
-            const T feature = panels[(START + r) / PANEL * PANEL * block + t * PANEL + (START + r) % PANEL];
-            for (int c = 0; c < COLUMNS; c++) total[r][c] += feature * value[c];
-        }
+        for (int c = 0; c < COLUMNS; c++) value[c] = load_r(values + c * per<T>);
+        for (int r = 0; r < ROWS; r++)
+            for (int c = 0; c < COLUMNS; c++) total[r][c] += features[r] * value[c];
     }
     for (int r = 0; r < ROWS; r++)
         for (int c = 0; c < COLUMNS; c++) store_r<T>(state + r * state_step + c * per<T>, total[r][c]);
 }
 template <class T, int COLUMNS>
-void add_columns(const T* panels, int64_t block, const T* values, int64_t value_step, int64_t tokens, T* state, int64_t rows,
+void add_columns(const T* features, int64_t rows, const T* values, int64_t value_step, int64_t tokens, T* state,
                  int64_t state_step) {
     int64_t r = 0;
-    for (; r + 12 <= rows; r += 12) {  // twelve sums at a time keep a processor busy; six rows are one and a half panels
-        add_products<T, 6, 0, COLUMNS>(panels + r * block, block, values, value_step, tokens, state + r * state_step, state_step);
-        add_products<T, 6, 2, COLUMNS>(panels + (r + 4) * block, block, values, value_step, tokens, state + (r + 6) * state_step,
-                                       state_step);
-    }
-    for (; r < rows; r += PANEL)
-        add_products<T, 4, 0, COLUMNS>(panels + r * block, block, values, value_step, tokens, state + r * state_step, state_step);
+    for (; r + ROWS <= rows; r += ROWS)
+        add_products<T, ROWS, COLUMNS>(features + r, rows, values, value_step, tokens, state + r * state_step, state_step);
+    for (; r < rows; r += 2)
+        add_products<T, 2, COLUMNS>(features + r, rows, values, value_step, tokens, state + r * state_step, state_step);
 }
 
-// All rows of a state, `columns` of its columns.
+// All rows of a state, an even number, and `columns` of its columns. features (tokens, rows).
 template <class T>
-void accumulate(const T* panels, int64_t block, const T* values, int64_t value_step, int64_t tokens, T* state,
-                int64_t rows, int64_t columns, int64_t state_step) {
+void accumulate(const T* features, int64_t rows, const T* values, int64_t value_step, int64_t tokens, T* state, int64_t columns,
+                int64_t state_step) {
     constexpr int64_t L = per<T>;
     int64_t c = 0;
-    for (; c + 2 * L <= columns; c += 2 * L)
-        add_columns<T, 2>(panels, block, values + c, value_step, tokens, state + c, rows, state_step);
-    for (; c < columns; c += L) add_columns<T, 1>(panels, block, values + c, value_step, tokens, state + c, rows, state_step);
+    for (; c + 2 * L <= columns; c += 2 * L) add_columns<T, 2>(features, rows, values + c, value_step, tokens, state + c, state_step);
+    for (; c < columns; c += L) add_columns<T, 1>(features, rows, values + c, value_step, tokens, state + c, state_step);
 }
 
 // total[u] += Σ_d weight[u, d] · the row of channel d and sign of token u.
-// rows (width, 2, step); negative: the signs of a vector of channels as bits.
+// rows (width, 2, step); sign_step (tokens, width): from the row of channel d to that of its sign, 0 or `step`.
 template <class T, int TOKENS, int COLUMNS>
-INLINE void add_rows(const T* rows, int64_t step, int64_t width, const T* weight, const uint32_t* negative,
+INLINE void add_rows(const T* rows, int64_t step, int64_t width, const T* weight, const typename Lanes<T>::Int* sign_step,
                      R<T> (&total)[TOKENS][COLUMNS]) {
-    for (int64_t d = 0; d < width; d += lanes<T>) {
-        uint64_t signs[TOKENS];
-        for (int u = 0; u < TOKENS; u++) signs[u] = negative[(u * width + d) / lanes<T>];
-#pragma GCC unroll 4
-        for (int i = 0; i < lanes<T>; i++, rows += 2 * step) {
-            for (int u = 0; u < TOKENS; u++) {
-                const T* row = rows + (-(signs[u] >> i & 1) & step);
-                asm("" : "+r"(row));  // one address for all columns: compilers would keep one for each
-                const T w = weight[u * width + d + i];
-                for (int c = 0; c < COLUMNS; c++) total[u][c] += w * load_r(row + c * per<T>);
-            }
+    for (int64_t d = 0; d < width; d++, rows += 2 * step)
+        for (int u = 0; u < TOKENS; u++) {
+            const T* row = rows + sign_step[u * width + d];
+            const T w = weight[u * width + d];
+            for (int c = 0; c < COLUMNS; c++) total[u][c] += w * load_r(row + c * per<T>);
         }
-    }
 }
 
 // Which rows are read, and where their sums go. factor (tokens, 2) or null: what a token's sums are multiplied with, the first
@@ -120,32 +110,36 @@ template <class T> struct Rows {
     int64_t result_step;
 };
 template <class T, int TOKENS, int COLUMNS>
-INLINE void apply_tile(const Rows<T>& r, int64_t column, int64_t token, const T* weight, const uint32_t* negative) {
-    R<T> total[TOKENS][COLUMNS] = {};
-    add_rows<T, TOKENS, COLUMNS>(r.rows + column, r.step, r.width, weight + token * r.width,
-                                 negative + token * r.width / lanes<T>, total);
+INLINE void apply_tile(const Rows<T>& r, int64_t column, int64_t token, const T* weight, const typename Lanes<T>::Int* sign_step) {
+    R<T> total[TOKENS][COLUMNS];
+#pragma GCC unroll 16
     for (int u = 0; u < TOKENS; u++)
+        for (int c = 0; c < COLUMNS; c++) total[u][c] = R<T>{};
+    add_rows<T, TOKENS, COLUMNS>(r.rows + column, r.step, r.width, weight + token * r.width, sign_step + token * r.width, total);
+    T* const result = r.result + token * r.result_step + column;
+#pragma GCC unroll 16
+    for (int u = 0; u < TOKENS; u++)
+#pragma GCC unroll 16
         for (int c = 0; c < COLUMNS; c++) {
-            const int64_t at = column + c * per<T>;
-            const T factor = r.factor ? r.factor[2 * (token + u) + (at >= r.boundary)] : T(1);
-            store_r<T>(r.result + (token + u) * r.result_step + at, total[u][c] * factor);
+            const T factor = r.factor ? r.factor[2 * (token + u) + (column + c * per<T> >= r.boundary)] : T(1);
+            store_r<T>(result + u * r.result_step + c * per<T>, total[u][c] * factor);
         }
 }
 template <class T, int TOKENS, int COLUMNS>
-void apply_columns(const Rows<T>& r, int64_t column, int64_t tokens, const T* weight, const uint32_t* negative) {
+void apply_columns(const Rows<T>& r, int64_t column, int64_t tokens, const T* weight, const typename Lanes<T>::Int* sign_step) {
     int64_t t = 0;
-    for (; t + TOKENS <= tokens; t += TOKENS) apply_tile<T, TOKENS, COLUMNS>(r, column, t, weight, negative);
-    for (; t < tokens; t++) apply_tile<T, 1, COLUMNS>(r, column, t, weight, negative);
+    for (; t + TOKENS <= tokens; t += TOKENS) apply_tile<T, TOKENS, COLUMNS>(r, column, t, weight, sign_step);
+    for (; t < tokens; t++) apply_tile<T, 1, COLUMNS>(r, column, t, weight, sign_step);
 }
 // Columns first..last of the result, for all tokens.
 template <class T>
-void apply(const Rows<T>& r, int64_t first, int64_t last, int64_t tokens, const T* weight, const uint32_t* negative) {
+void apply(const Rows<T>& r, int64_t first, int64_t last, int64_t tokens, const T* weight, const typename Lanes<T>::Int* sign_step) {
     constexpr int64_t L = per<T>;
     int64_t c = first;
-    for (; c + 8 * L <= last; c += 8 * L) apply_columns<T, 1, 8>(r, c, tokens, weight, negative);
-    for (; c + 4 * L <= last; c += 4 * L) apply_columns<T, 2, 4>(r, c, tokens, weight, negative);
-    for (; c + 2 * L <= last; c += 2 * L) apply_columns<T, 4, 2>(r, c, tokens, weight, negative);
-    for (; c < last; c += L) apply_columns<T, 4, 1>(r, c, tokens, weight, negative);
+    for (; c + 8 * L <= last; c += 8 * L) apply_columns<T, SUMS / 8, 8>(r, c, tokens, weight, sign_step);
+    for (; c + 4 * L <= last; c += 4 * L) apply_columns<T, SUMS / 4, 4>(r, c, tokens, weight, sign_step);
+    for (; c + 2 * L <= last; c += 2 * L) apply_columns<T, SUMS / 2, 2>(r, c, tokens, weight, sign_step);
+    for (; c < last; c += L) apply_columns<T, SUMS / 2, 1>(r, c, tokens, weight, sign_step);
 }
 
 // result (tokens, width) = Σ_e values[t, e] · the row (channel, sign of x[t, channel])[e], over columns first..last.
@@ -242,6 +236,10 @@ template <class T> struct Memory {
         for (int64_t i = 0; i < 2 * s.padded * s.columns; i++) state[i] += other.state[i];
         for (int64_t i = 0; i < 2 * s.padded; i++) total[i] += other.total[i];
     }
+    void move_from(Memory& part, const Sizes<T>& s) {
+        add(part, s);
+        part.clear(s);
+    }
 };
 
 // The same, arranged for use: rows by channel and sign, turned for the opposite stream, and whole exponents.
@@ -304,32 +302,34 @@ template <class T> struct Tables {
 template <class T> struct Room {
     T *x, *values, *result;        // (block, padded), (block, columns) twice
     T *weight, *other;             // (block, padded): same-sign and opposite-sign weights
-    T *panels, *other_panels;      // (2 padded / 4, block, 4)
+    T *features, *other_features;  // (block, 2, padded): weights by sign
     T *whole, *rest;               // (block, padded): log2|x| in two parts
     T *toward, *away;              // (block, padded): products with a state
     T *tops, *other_tops;          // (block, lanes): largest exponents, then shifts
     T *factor;                     // (block, 2)
     T *slope;                      // (6, padded): sums over tokens
-    uint32_t* negative;            // (block, padded / lanes): signs as bits
+    typename Lanes<T>::Int* sign_step;  // (block, padded): from a positive channel's row of a state to the negative one's, or 0
     int64_t* index;                // (chunk,): the tokens that exist
     double* sums;                  // (2, padded)
+    Memory<T> part;                // sums of a run of tokens
     Room(Arena& arena, const Sizes<T>& s, int64_t longest) {
         for (T** tokens : {&x, &weight, &other, &whole, &rest, &toward, &away}) *tokens = arena.take<T>(s.block * s.padded);
         values = arena.take<T>(s.block * s.columns);
         result = arena.take<T>(s.block * s.columns);
-        panels = arena.take<T>(s.block * 2 * s.padded);
-        other_panels = arena.take<T>(s.block * 2 * s.padded);
+        features = arena.take<T>(s.block * 2 * s.padded);
+        other_features = arena.take<T>(s.block * 2 * s.padded);
         tops = arena.take<T>(s.block * lanes<T>);
         other_tops = arena.take<T>(s.block * lanes<T>);
         factor = arena.take<T>(2 * s.block);
         slope = arena.take<T>(6 * s.padded);
-        negative = arena.take<uint32_t>(s.block * s.padded / lanes<T>);
+        sign_step = arena.take<typename Lanes<T>::Int>(s.block * s.padded);
         index = arena.take<int64_t>(longest);
         sums = arena.take<double>(2 * s.padded);
+        part = Memory<T>(arena, s);
     }
     static int64_t bytes(const Sizes<T>& s, int64_t longest) {
-        return (7 * s.block * s.padded + 2 * s.block * s.columns + 4 * s.block * s.padded + 2 * s.block * (1 + lanes<T>) + 6 * s.padded) * sizeof(T) +
-               4 * s.block * s.padded / lanes<T> + 8 * longest + 16 * s.padded + 20 * 64;
+        return Memory<T>::bytes(s) + (8 * s.block * s.padded + 2 * s.block * s.columns + 4 * s.block * s.padded + 2 * s.block * (1 + lanes<T>) + 6 * s.padded) * sizeof(T) +
+               8 * longest + 16 * s.padded + 20 * 64;
     }
 };
 
@@ -395,15 +395,6 @@ void store_zeros(const View& view, const Sizes<T>& s, int64_t batch, int64_t hea
     narrow(zeros, s.width, view.data, offset(view, batch, head, token), s.storage);
 }
 
-// A vector of features of one token and sign into panels (rows / 4, block, 4).
-template <class T> INLINE void store_panels(T* panels, int64_t block, int64_t row, int64_t token, V<T> x) {
-    for (int64_t i = 0; i < lanes<T>; i += PANEL) {
-        T part[PANEL];
-        memcpy(part, reinterpret_cast<const T*>(&x) + i, sizeof part);
-        memcpy(panels + (row + i) * block + token * PANEL, part, sizeof part);
-    }
-}
-
 template <class T> struct Head {
     const Problem& problem;
     const Sizes<T>& s;
@@ -450,14 +441,14 @@ template <class T> struct Head {
         });
     }
 
-    // The features of some keys in panels, and added up into total (2, padded); with KEEP instead their weights, signs and
+    // The features of some keys, and added up into total (2, padded); with KEEP instead their weights, signs and
     // logarithms. In all such loops sizes and addresses are local: a store might else change them, for all the compiler knows.
     template <bool KEEP>
     void weigh_keys(const T* x, int64_t step, int64_t count, const Tables<T>& tables, Room<T>& room, T* total) const {
-        const int64_t padded = s.padded, block = s.block;
+        const int64_t padded = s.padded, columns = s.columns;
         const T *power = powers.p, *plus = tables.exponent, *minus = plus + padded;
-        T *panels = room.panels, *weight = room.weight, *whole = room.whole, *rest = room.rest;
-        uint32_t* signs = room.negative;
+        T *features = room.features, *weight = room.weight, *whole = room.whole, *rest = room.rest;
+        typename Lanes<T>::Int* sign_step = room.sign_step;
         for (int64_t t = 0; t < count; t++)
             for (int64_t d = 0; d < padded; d += lanes<T>) {
                 const V<T> k = load(x + t * step + d), p = load(power + d);
@@ -470,10 +461,10 @@ template <class T> struct Head {
                     store<T>(weight + t * padded + d, w);
                     store<T>(whole + t * padded + d, E);
                     store<T>(rest + t * padded + d, F);
-                    signs[(t * padded + d) / lanes<T>] = bits_of<T>(negative);
+                    store<T>(sign_step + t * padded + d, negative & typename Lanes<T>::Int(columns));
                 } else {
-                    store_panels<T>(panels, block, d, t, positive_part);
-                    store_panels<T>(panels, block, padded + d, t, negative_part);
+                    store<T>(features + 2 * t * padded + d, positive_part);
+                    store<T>(features + (2 * t + 1) * padded + d, negative_part);
                     store<T>(total + d, load(total + d) + positive_part);
                     store<T>(total + padded + d, load(total + padded + d) + negative_part);
                 }
@@ -483,13 +474,20 @@ template <class T> struct Head {
     // Σ features ⊗ v and Σ features of a chunk.
     void summarise(int64_t chunk, Room<T>& room, const Tables<T>& tables, Memory<T>& memory) const {
         memory.clear(s);
+        room.part.clear(s);
+        int64_t summed = 0;
         for_key_blocks(chunk, room, [&](Span span) {
             int64_t step;
             const T* x = rows_of(problem.k, s, batch, head, span, room.x, step);
-            weigh_keys<false>(x, step, span.count, tables, room, memory.total);
+            weigh_keys<false>(x, step, span.count, tables, room, room.part.total);
             const T* values = streams_of(problem.v, s, batch, head, span, room.values, step);
-            accumulate(room.panels, s.block, values, step, span.count, memory.state, 2 * s.padded, s.columns, s.columns);
+            accumulate(room.features, 2 * s.padded, values, step, span.count, room.part.state, s.columns, s.columns);
+            if ((summed += span.count) >= RUN) {
+                memory.move_from(room.part, s);
+                summed = 0;
+            }
         });
+        memory.move_from(room.part, s);
     }
 
     // n eps in the units of a denominator that was shifted by `shift`.
@@ -500,11 +498,11 @@ template <class T> struct Head {
     template <bool BALANCED, bool SHIFTED>
     void weigh_queries(const T* x, int64_t step, int64_t count, const Tables<T>& tables, double log2_added, Room<T>& room,
                        T* norms) const {
-        const int64_t padded = s.padded;
+        const int64_t padded = s.padded, columns = s.columns;
         const T *power = powers.p, *scale_rest = powers.scale_rest;
         const T *plus = tables.for_queries, *minus = plus + padded, *same = tables.same, *opposite = tables.opposite;
         T *weight = room.weight, *others = room.other;
-        uint32_t* signs = room.negative;
+        typename Lanes<T>::Int* sign_step = room.sign_step;
         T *whole = room.whole, *rest = room.rest, *tops = room.tops, *other_tops = room.other_tops;
         for (int64_t t = 0; t < count; t++) {
             V<T> top = splat<T>(T(LOWEST)), other_top = top;
@@ -515,7 +513,7 @@ template <class T> struct Head {
                 split_log2<T>(q, E, F);
                 store<T>(whole + t * padded + d, E);
                 store<T>(rest + t * padded + d, F);
-                signs[(t * padded + d) / lanes<T>] = bits_of<T>(negative);
+                store<T>(sign_step + t * padded + d, negative & typename Lanes<T>::Int(columns));
                 if (!SHIFTED) continue;
                 const V<T> exponent = p * (E + F);
                 top = larger<T>(exponent + (BALANCED ? load(plus + d) : choose<T>(negative, load(minus + d), load(plus + d))), top);
@@ -581,8 +579,8 @@ template <class T> struct Head {
                 rows.result_step = problem.out.token;
             }
             const bool one = tables.balanced;
-            apply(rows, 0, one ? s.columns : s.same, span.count, room.weight, room.negative);
-            if (!one) apply(rows, s.same, s.columns, span.count, room.other, room.negative);
+            apply(rows, 0, one ? s.columns : s.same, span.count, room.weight, room.sign_step);
+            if (!one) apply(rows, s.same, s.columns, span.count, room.other, room.sign_step);
             if (!s.direct) store_streams(room.result, problem.out, s, batch, head, span);
         }
     }
@@ -592,8 +590,10 @@ template <class T> struct Head {
     void attend_backward(int64_t chunk, Room<T>& room, const Tables<T>& tables, Memory<T>& gradient) const {
         const int64_t end = last(s.queries, chunk);
         gradient.clear(s);
+        room.part.clear(s);
         std::fill_n(room.slope, 4 * s.padded, T(0));
         std::fill_n(room.sums, 2 * s.padded, 0.0);
+        int64_t summed = 0;
         for (int64_t first = chunk * s.chunk(s.queries); first < end; first += s.block) {
             const Span span{first, std::min(s.block, end - first), nullptr};
             int64_t step, grad_step;
@@ -605,23 +605,31 @@ template <class T> struct Head {
             const T* norms = static_cast<const T*>(problem.norms) + ((batch * s.heads + head) * s.queries + first) * 2;
             query_gradients(x, step, span.count, norms, tables, room);
             store_rows(room.toward, problem.grad_q, s, batch, head, span);
-            accumulate(room.panels, s.block, grad, grad_step, span.count, gradient.state, 2 * s.padded, s.same, s.columns);
-            accumulate(room.other_panels, s.block, grad + s.same, grad_step, span.count, gradient.state + s.same, 2 * s.padded,
+            accumulate(room.features, 2 * s.padded, grad, grad_step, span.count, room.part.state, s.same, s.columns);
+            accumulate(room.other_features, 2 * s.padded, grad + s.same, grad_step, span.count, room.part.state + s.same,
                        s.columns - s.same, s.columns);
+            if ((summed += span.count) >= RUN || first + span.count == end) {
+                move_slopes(room);
+                gradient.move_from(room.part, s);
+                summed = 0;
+            }
         }
+    }
+    void move_slopes(Room<T>& room) const {
         for (int64_t d = 0; d < s.padded; d++) {
-            gradient.total[d] = room.slope[d] + room.slope[3 * s.padded + d];
-            gradient.total[s.padded + d] = room.slope[s.padded + d] + room.slope[2 * s.padded + d];
+            room.part.total[d] = room.slope[d] + room.slope[3 * s.padded + d];
+            room.part.total[s.padded + d] = room.slope[s.padded + d] + room.slope[2 * s.padded + d];
         }
+        std::fill_n(room.slope, 4 * s.padded, T(0));
     }
 
     // In: weights, and products of the gradients with the state in toward and away. Out: the gradient of q in toward.
     void query_gradients(const T* x, int64_t step, int64_t count, const T* norms, const Tables<T>& tables, Room<T>& room) const {
-        const int64_t padded = s.padded, block = s.block;
+        const int64_t padded = s.padded;
         const T *power = powers.p, *two_log_scale = powers.two_log_scale, *log_peak = tables.log_peak;
         const T *totals = tables.same, *other_totals = tables.opposite, *weight = room.weight;
         const T *whole = room.whole, *rest = room.rest;
-        T *panels = room.panels, *other_panels = room.other_panels, *slope_sums = room.slope;
+        T *features = room.features, *other_features = room.other_features, *slope_sums = room.slope;
         const T* others = tables.balanced ? room.weight : room.other;
         T* power_sum = slope_sums + 4 * padded;
         std::fill_n(power_sum, 2 * padded, T(0));
@@ -653,10 +661,10 @@ template <class T> struct Head {
                 const V<T> change = g * (log + choose<T>(negative, minus, plus)) + h * (log + choose<T>(negative, plus, minus));
                 store<T>(power_sum + d, load(power_sum + d) + except<T>(equal<T>(q, T(0)), change));
                 store<T>(power_sum + padded + d, load(power_sum + padded + d) + both);
-                store_panels<T>(panels, block, d, t, except<T>(negative, w));
-                store_panels<T>(panels, block, padded + d, t, where<T>(negative, w));
-                store_panels<T>(other_panels, block, d, t, except<T>(negative, o));
-                store_panels<T>(other_panels, block, padded + d, t, where<T>(negative, o));
+                store<T>(features + 2 * t * padded + d, except<T>(negative, w));
+                store<T>(features + (2 * t + 1) * padded + d, where<T>(negative, w));
+                store<T>(other_features + 2 * t * padded + d, except<T>(negative, o));
+                store<T>(other_features + (2 * t + 1) * padded + d, where<T>(negative, o));
                 T* slopes = slope_sums + d;
                 store<T>(slopes, load(slopes) + except<T>(negative, w * slope));
                 store<T>(slopes + padded, load(slopes + padded) + where<T>(negative, w * slope));
@@ -685,7 +693,7 @@ template <class T> struct Head {
             weigh_keys<true>(x, step, span.count, tables, room, nullptr);
             project(gradients.transposed, s.padded, int64_t(0), s.columns, values, value_step, x, step, span.count, room.toward);
             const Rows<T> rows{gradients.rows, s.columns, s.padded, 0, nullptr, room.result, s.columns};
-            apply(rows, 0, s.columns, span.count, room.weight, room.negative);
+            apply(rows, 0, s.columns, span.count, room.weight, room.sign_step);
             store_streams(room.result, problem.grad_v, s, batch, head, span);
             key_gradients(x, step, span.count, tables, gradients, room);
             store_rows(room.toward, problem.grad_k, s, batch, head, span);
@@ -946,6 +954,9 @@ extern "C" {
 
 int polarity_attention(const Problem* problem) { return run(problem, false); }
 int polarity_attention_backward(const Problem* problem) { return run(problem, true); }
+
+// How wide the vectors are that this was compiled for.
+int vector_bytes() { return VECTOR_BYTES; }
 
 // Whether the compiler knew OpenMP.
 int has_threads() {

@@ -10,6 +10,7 @@
 #include <limits>
 #include <new>
 #include <optional>
+#include <utility>
 
 #if defined(_OPENMP)
 #include <omp.h>
@@ -80,6 +81,9 @@ template <class X> INLINE Pair<X>& operator+=(Pair<X>& x, Pair<X> y) { return x 
 
 template <class T> INLINE V<T> load(const T* from) { return {load_r(from), load_r(from + per<T>)}; }
 template <class T> INLINE void store(T* to, V<T> x) { store_r<T>(to, x.a), store_r<T>(to + per<T>, x.b); }
+template <class T> INLINE void store(typename Lanes<T>::Int* to, I<T> x) {
+    memcpy(to, &x.a, sizeof x.a), memcpy(to + per<T>, &x.b, sizeof x.b);
+}
 template <class T> INLINE V<T> splat(T x) { return {x - R<T>{}, x - R<T>{}}; }
 template <class T> INLINE I<T> bits(V<T> x) { I<T> i; memcpy(&i, &x, sizeof i); return i; }
 template <class T> INLINE V<T> from_bits(I<T> i) { V<T> x; memcpy(&x, &i, sizeof x); return x; }
@@ -95,33 +99,29 @@ template <class T> INLINE V<T> absolute(V<T> x) {
 template <class T> INLINE V<T> larger(V<T> x, V<T> y) { return {x.a > y.a ? x.a : y.a, x.b > y.b ? x.b : y.b}; }
 template <class T> INLINE V<T> smaller(V<T> x, V<T> y) { return {x.a < y.a ? x.a : y.a, x.b < y.b ? x.b : y.b}; }
 
-// The lanes moved by `by`, cyclically.
-template <class T, class X> INLINE X rotated(X x, int by) {
-    X y;
-    for (int64_t i = 0; i < per<T>; i++) y[i] = x[(i + by) % per<T>];
-    return y;
+// The lanes moved by BY, cyclically.
+template <class T, int BY, size_t... i> INLINE R<T> rotated(R<T> x, std::index_sequence<i...>) {
+#if defined(__clang__)
+    return __builtin_shufflevector(x, x, (i + BY) % per<T>...);
+#else
+    return __builtin_shuffle(x, Bits<T>{typename Lanes<T>::Int((i + BY) % per<T>)...});
+#endif
 }
-template <class T> INLINE T sum(V<T> x) {
-    R<T> total = x.a + x.b;
-    for (int by = per<T> / 2; by > 0; by /= 2) total += rotated<T>(total, by);
-    return total[0];
+template <class T, int BY> INLINE R<T> rotated(R<T> x) { return rotated<T, BY>(x, std::make_index_sequence<per<T>>()); }
+
+template <class T, int BY = per<T> / 2> INLINE T sum(R<T> x) {
+    if constexpr (BY == 0) return x[0];
+    else return sum<T, BY / 2>(x + rotated<T, BY>(x));
 }
-template <class T> INLINE T largest(V<T> x) {
-    R<T> most = x.a > x.b ? x.a : x.b;
-    for (int by = per<T> / 2; by > 0; by /= 2) {
-        const R<T> other = rotated<T>(most, by);
-        most = most > other ? most : other;
+template <class T> INLINE T sum(V<T> x) { return sum<T>(x.a + x.b); }
+template <class T, int BY = per<T> / 2> INLINE T largest(R<T> x) {
+    if constexpr (BY == 0) return x[0];
+    else {
+        const R<T> other = rotated<T, BY>(x);
+        return largest<T, BY / 2>(x > other ? x : other);
     }
-    return most[0];
 }
-// One bit for each lane that is set.
-template <class T> INLINE uint32_t bits_of(I<T> set) {
-    Bits<T> bit, all;
-    for (int64_t i = 0; i < per<T>; i++) bit[i] = typename Lanes<T>::Int(1) << i;
-    all = (set.a & bit) | ((set.b & bit) << per<T>);
-    for (int by = per<T> / 2; by > 0; by /= 2) all |= rotated<T>(all, by);
-    return uint32_t(all[0]);
-}
+template <class T> INLINE T largest(V<T> x) { return largest<T>(x.a > x.b ? x.a : x.b); }
 
 // log2|x| = E + F, FLOOR + F for 0; F is NaN where x is not finite.
 template <class T> INLINE void split_log2(V<T> x, V<T>& E, V<T>& F) {
