@@ -584,8 +584,9 @@ def test_the_kernel_is_given_the_threads_of_torch(threads, monkeypatch):
 def test_the_kernel_starts_the_threads_that_it_is_given():
     count = (
         "import os, torch; from polaformer.ops import cpu; torch.set_num_threads({threads}); "
-        "q = torch.ones(32).expand(4, 8, 64, 32); p = torch.ones(8, 32); cpu.why_not(); before = len(os.listdir('/proc/self/task')); "
-        "cpu.forward(q, q, q, p, None, None, 0.0); print(len(os.listdir('/proc/self/task')) - before)"
+        "q = torch.ones(32).expand(4, 8, 64, 32); p = torch.ones(8, 32); cpu.why_not(); "
+        "before = len(os.listdir('/proc/self/task')); cpu.forward(q, q, q, p, None, None, 0.0); "
+        "print(len(os.listdir('/proc/self/task')) - before)"
     )
     commands = [[sys.executable, "-c", count.format(threads=threads)] for threads in (1, 3)]
     started = [int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) for command in commands]
