@@ -21,7 +21,7 @@
 namespace {
 
 constexpr bool MANY = VECTOR_BYTES == 64;  // registers: 32, else 16
-constexpr int ROWS = MANY ? 8 : 6;         // rows of a state that are summed at once, with two registers of columns
+constexpr int ROWS = MANY ? 8 : 6;         // sums at once, of two registers each
 constexpr int SUMS = MANY ? 16 : 8;        // registers of sums over rows of a state, of one token or more
 constexpr double LOWEST = FLOOR / 2;    // below it an exponent belongs to a zero or to an absent key
 constexpr double BALANCE = 30;          // see Tables
@@ -70,9 +70,10 @@ INLINE void add_products(const T* features, int64_t feature_step, const T* value
 template <class T, int COLUMNS>
 void add_columns(const T* features, int64_t rows, const T* values, int64_t value_step, int64_t tokens, T* state,
                  int64_t state_step) {
+    constexpr int TALL = COLUMNS == 1 ? 2 * ROWS : ROWS;
     int64_t r = 0;
-    for (; r + ROWS <= rows; r += ROWS)
-        add_products<T, ROWS, COLUMNS>(features + r, rows, values, value_step, tokens, state + r * state_step, state_step);
+    for (; r + TALL <= rows; r += TALL)
+        add_products<T, TALL, COLUMNS>(features + r, rows, values, value_step, tokens, state + r * state_step, state_step);
     for (; r < rows; r += 2)
         add_products<T, 2, COLUMNS>(features + r, rows, values, value_step, tokens, state + r * state_step, state_step);
 }
@@ -166,8 +167,8 @@ template <class T>
 void project(const T* transposed, int64_t width, int64_t first, int64_t last, const T* values, int64_t value_step, const T* x,
              int64_t step, int64_t tokens, T* result) {
     int64_t t = 0;
-    for (; t + 6 <= tokens; t += 6)
-        project_tile<T, 6>(transposed, width, first, last, values + t * value_step, value_step, x + t * step, step, result + t * width);
+    for (; t + ROWS <= tokens; t += ROWS)
+        project_tile<T, ROWS>(transposed, width, first, last, values + t * value_step, value_step, x + t * step, step, result + t * width);
     for (; t < tokens; t++)
         project_tile<T, 1>(transposed, width, first, last, values + t * value_step, value_step, x + t * step, step, result + t * width);
 }
