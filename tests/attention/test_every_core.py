@@ -133,20 +133,37 @@ def test_any_length_will_do(name, length):
     assert call(core, q, k, v, mask=mask).isfinite().all()
 
 
-@pytest.mark.parametrize("queries", [1, 7, 40])
+@pytest.mark.parametrize("queries", [1, 7, LENGTH, 40])
 @pytest.mark.parametrize("name", CROSS)
 def test_queries_may_be_others_than_keys(name, queries):
+    """Also as many: the mask of the keys is then not that of the queries."""
     core, (q, k, v) = create(name), qkv(queries, LENGTH)
-    out = call(core, q, k, v, mask=padded())
+    out = call(core, q, k, v, mask=padded(), cross=True)
     torch.manual_seed(3)
-    maps = core.weights(q, k, mask=padded())
+    maps = core.weights(q, k, mask=padded(), cross=True)
     torch.testing.assert_close(out, core.apply_maps(maps, v * padded()[:, None, :, None]), rtol=1e-9, atol=1e-9)
+    if queries != LENGTH:
+        assert torch.equal(call(core, q, k, v, mask=padded()), out)
+
+
+@pytest.mark.parametrize("queries", [7, LENGTH, 40])
+@pytest.mark.parametrize("name", [name for name in CROSS if name != "informer"])  # which draws for M keys, absent ones too
+def test_law_keys_in_padding_are_absent_for_other_queries(name, queries):
+    core, (q, k, v) = create(name, **({"max_length": 64} if name == "cosformer" else {})), qkv(queries, LENGTH)
+    for existing in (3, 20):
+        mask = (torch.arange(LENGTH) < existing).expand(BATCH, -1)
+        found = call(core, q, k, v, mask=mask, cross=True)
+        wanted = call(core, q, k[:, :, :existing], v[:, :, :existing], cross=True)
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in CROSS])
 def test_what_relates_the_tokens_of_one_sequence_says_so(name):
     with pytest.raises(ValueError, match="got 7 queries and 29 keys, but this mechanism relates tokens of one sequence; give"):
         create(name)(*qkv(7, LENGTH))
+    for function, inputs in ((create(name), qkv()), (create(name).weights, qkv()[:2])):
+        with pytest.raises(ValueError, match=f"'{name}': got cross=True, or its layer a context, but this mechanism relates"):
+            function(*inputs, cross=True)
     with pytest.raises(ValueError, match=f"'{name}' relates the tokens of one sequence and cannot take keys reduced by 2"):
         attention.create_layer(name, 8, 2, tokens=(4, 4), reduction=2)
 
@@ -159,8 +176,7 @@ def test_explicit_maps_are_what_forward_applies(label, masked):
     torch.manual_seed(3)
     maps = core.weights(q, k, mask=mask)
     assert all(one.shape == (BATCH, HEADS, LENGTH, LENGTH) for one in maps.values())
-    reads_masked = label in ("informer as published", "local as published")
-    values = v if mask is None or reads_masked else v.masked_fill(~mask[:, None, :, None], 0.0)
+    values = v if mask is None or getattr(core, "reads_masked", False) else v.masked_fill(~mask[:, None, :, None], 0.0)
     torch.testing.assert_close(out, core.apply_maps(maps, values), rtol=1e-9, atol=1e-9)
     if mask is not None and "published" not in label:
         assert all((one * ~mask[:, None, None, :] == 0).all() for one in maps.values())

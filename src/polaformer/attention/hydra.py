@@ -25,7 +25,7 @@ class HydraCore(WideCore):
         """(B, H, N, D)."""
         return _unit(q) * (_unit(k) * v).sum(dim=-2, keepdim=True)
 
-    def maps(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Maps:
+    def maps(self, q: Tensor, k: Tensor, mask: Tensor | None, queries: Tensor | None) -> Maps:
         """D maps (B, H, N, M), each for one channel of v."""
         q, k = _unit(q), _unit(k)
         return {f"channel {c}": q[..., c, None] * k[..., None, :, c] for c in range(self.head_dim)}

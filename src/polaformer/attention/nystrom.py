@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polaformer.attention.core import Facts, WideCore, check_count, masked_softmax, zero_absent
+from polaformer.attention.core import Facts, WideCore, check_count, masked_softmax
 from polaformer.ops.linear import reciprocal
 
 
@@ -37,38 +37,50 @@ class NystromCore(WideCore):
         check_count(self.name, "iterations", iterations)
         self.num_landmarks, self.iterations = num_landmarks, iterations
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def attend_mixed(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, queries: Tensor | None) -> Tensor:
         """(B, H, N, D)."""
-        q = q * self.head_dim**-0.5
-        keys_exist = None if mask is None else mask[:, None, None, :]
         if max(q.shape[2], k.shape[2]) <= self.num_landmarks:
-            return masked_softmax(q @ k.mT, keys_exist) @ v
-        of_keys = _segments(k, mask, self.num_landmarks)
-        of_queries = of_keys if q.shape[2] == k.shape[2] else _segments(q, None, self.num_landmarks)
-        near_queries, near_keys = of_queries.means(q), of_keys.means(k)  # (B, H, m, D)
-        # Only segments of keys need a mask: those of queries are empty where `few` holds, below, and nowhere else.
-        landmarks_exist = None if mask is None else (of_keys.sizes > 0)[:, None, None, :]
-        middle = masked_softmax(near_queries @ near_keys.mT, landmarks_exist)  # (B, H, m, m)
-        right = masked_softmax(near_queries @ k.mT, keys_exist)  # (B, H, m, M)
-        values = iterative_inverse(middle, self.iterations) @ (right @ v)  # (B, H, m, D)
-        if mask is not None:
-            # Every segment holds one token or none then, and the left factor is the softmax itself.
-            few = (of_queries.num_tokens <= self.num_landmarks) & (of_keys.num_tokens <= self.num_landmarks)
-            values = torch.where(few[:, :, None, None], of_keys.means(v), values)
-        return masked_softmax(q @ near_keys.mT, landmarks_exist) @ values
+            return self._softmax(q, k, mask) @ v
+        left, inverse, right, few, of_keys = self._factors(q, k, mask, queries)
+        values = inverse @ (right @ v)  # (B, H, m, D)
+        return left @ (values if few is None else torch.where(few, of_keys.means(v), values))
 
-    def map(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, H, N, M): what is attended if every key has a channel of v to itself."""
-        return self.attend(q, k, unit_values(k, mask), mask)
+    def map_mixed(self, q: Tensor, k: Tensor, mask: Tensor | None, queries: Tensor | None) -> Tensor:
+        """(B, H, N, M)."""
+        if max(q.shape[2], k.shape[2]) <= self.num_landmarks:
+            return self._softmax(q, k, mask)
+        left, inverse, right, few, of_keys = self._factors(q, k, mask, queries)
+        weights = inverse @ right  # (B, H, m, M)
+        return left @ (weights if few is None else torch.where(few, of_keys.matrix(k.dtype), weights))
 
     def extra_repr(self) -> str:
         """The settings."""
         return f"num_landmarks={self.num_landmarks}, iterations={self.iterations}"
 
+    def _softmax(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+        """The map of softmax attention, (B, H, N, M), also for landmarks."""
+        return masked_softmax(q * self.head_dim**-0.5 @ k.mT, None if mask is None else mask[:, None, None, :])
+
+    def _factors(self, q: Tensor, k: Tensor, mask: Tensor | None, queries: Tensor | None) -> "_Factors":
+        of_keys = _segments(k, mask, self.num_landmarks)
+        same = queries is mask and q.shape[2] == k.shape[2]
+        of_queries = of_keys if same else _segments(q, queries, self.num_landmarks)
+        near_queries, near_keys = of_queries.means(q), of_keys.means(k)  # (B, H, m, D)
+        few, landmarks = None, None
+        if mask is not None:
+            few = (of_queries.num_tokens <= self.num_landmarks) & (of_keys.num_tokens <= self.num_landmarks)
+            few = few[:, :, None, None]
+            # Only segments of keys need a mask: those of queries are empty where `few` holds, and nowhere else.
+            landmarks = of_keys.sizes > 0
+        inverse = iterative_inverse(self._softmax(near_queries, near_keys, landmarks), self.iterations)
+        left, right = self._softmax(q, near_keys, landmarks), self._softmax(near_queries, k, mask)
+        return _Factors(left, inverse, right, few, of_keys)
+
 
 class _Segments(NamedTuple):
-    """How tokens are divided: the segment of each, how many tokens each segment holds, and how many there are at all."""
+    """How tokens are divided: which exist, the segment of each, how many each segment holds, and how many there are at all."""
 
+    exists: Tensor  # (B or 1, N)
     segment: Tensor  # (B or 1, N)
     sizes: Tensor  # (B or 1, m)
     num_tokens: Tensor  # (B or 1, 1)
@@ -79,6 +91,22 @@ class _Segments(NamedTuple):
         sums = sums.scatter_add(2, self.segment[:, None, :, None].expand_as(x), x)
         return sums * reciprocal(self.sizes.to(x.dtype))[:, None, :, None]
 
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        """What takes the means, as a matrix, (B or 1, 1, m, N)."""
+        number = torch.arange(self.sizes.shape[1], device=self.sizes.device)
+        inside = (self.segment[:, None] == number[:, None]) & self.exists[:, None]
+        return (inside * reciprocal(self.sizes.to(dtype))[:, :, None])[:, None]
+
+
+class _Factors(NamedTuple):
+    """The map in parts: left · inverse · right, and left alone where `few` holds: a segment has one key or none there."""
+
+    left: Tensor  # (B, H, N, m)
+    inverse: Tensor  # (B, H, m, m), of the middle factor
+    right: Tensor  # (B, H, m, M)
+    few: Tensor | None  # (B or 1, 1, 1, 1): neither more queries nor more keys exist than there are landmarks; None: nowhere
+    of_keys: _Segments
+
 
 def _segments(x: Tensor, mask: Tensor | None, num_landmarks: int) -> _Segments:
     """The tokens of x (B, H, N, D) that exist, in segments as even as can be: at most num_landmarks, at most N."""
@@ -87,7 +115,8 @@ def _segments(x: Tensor, mask: Tensor | None, num_landmarks: int) -> _Segments:
     count = exists.sum(dim=-1, keepdim=True)
     rank = (exists.cumsum(dim=-1) - 1).clamp(min=0)
     index = rank * number // count.clamp(min=1)
-    return _Segments(index, count.new_zeros(len(exists), number).scatter_add(1, index, exists.long()), count)
+    sizes = count.new_zeros(len(exists), number).scatter_add(1, index, exists.long())
+    return _Segments(exists, index, sizes, count)
 
 
 def iterative_inverse(matrix: Tensor, iterations: int) -> Tensor:
@@ -101,9 +130,3 @@ def iterative_inverse(matrix: Tensor, iterations: int) -> Tensor:
         product = matrix @ inverse
         inverse = 0.25 * inverse @ (13 * identity - product @ (15 * identity - product @ (7 * identity - product)))
     return inverse
-
-
-def unit_values(k: Tensor, mask: Tensor | None) -> Tensor:
-    """Values (B, H, M, M) that show a map: a channel for every key, zero for keys that do not exist."""
-    identity = torch.eye(k.shape[2], dtype=k.dtype, device=k.device)
-    return zero_absent(identity.expand(*k.shape[:2], -1, -1), mask)

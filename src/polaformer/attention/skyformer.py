@@ -36,24 +36,24 @@ class SkyformerCore(WideCore):
         check_number(self.name, "gamma", gamma, above=True)
         self.num_landmarks, self.gamma, self.iterations = num_landmarks, gamma, iterations
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def attend_mixed(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, queries: Tensor | None) -> Tensor:
         """(B, H, N, D)."""
-        queries, inverse, keys = self._factors(q, k, mask)
-        return queries @ (inverse @ (keys.mT @ v))
+        left, inverse, right = self._factors(q, k, mask, queries)
+        return left @ (inverse @ (right.mT @ v))
 
-    def map(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+    def map_mixed(self, q: Tensor, k: Tensor, mask: Tensor | None, queries: Tensor | None) -> Tensor:
         """(B, H, N, M)."""
-        queries, inverse, keys = self._factors(q, k, mask)
-        return queries @ inverse @ keys.mT
+        left, inverse, right = self._factors(q, k, mask, queries)
+        return left @ inverse @ right.mT
 
     def extra_repr(self) -> str:
         """The settings."""
         return f"num_landmarks={self.num_landmarks}, gamma={self.gamma}, iterations={self.iterations}"
 
-    def _factors(self, q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _factors(self, q: Tensor, k: Tensor, mask: Tensor | None, queries: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """κ(Q, S) (B, H, N, m), G⁻¹ (B, H, m, m), and κ(K, S) (B, H, M, m), which is zero for keys that do not exist."""
         q, k = q * self.head_dim**-0.25, k * self.head_dim**-0.25
-        landmarks = self._draw(q, k, mask)
+        landmarks = self._draw(q, k, mask, queries)
         # Distances do not depend on the origin, their digits do.
         origin = landmarks.detach().mean(dim=2, keepdim=True)
         q, k, landmarks = q - origin, k - origin, landmarks - origin
@@ -63,14 +63,13 @@ class SkyformerCore(WideCore):
         inverse = roots * iterative_inverse(roots * gram * roots.mT, self.iterations) * roots.mT
         return _gaussian(q, landmarks), inverse, zero_absent(_gaussian(k, landmarks), mask)
 
-    def _draw(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+    def _draw(self, q: Tensor, k: Tensor, mask: Tensor | None, queries: Tensor | None) -> Tensor:
         """S, (B, H, m, D): first those of the queries, then those of the keys."""
         uniforms = torch.rand(self.num_landmarks, dtype=torch.float32, device=q.device)
         of_queries, of_keys = uniforms.tensor_split([self.num_landmarks // 2])
-        queries_exist = mask if q.shape[2] == k.shape[2] else None
         return torch.cat(
             [
-                take_tokens(q, existing_tokens(of_queries, queries_exist, q.shape[2])),
+                take_tokens(q, existing_tokens(of_queries, queries, q.shape[2])),
                 take_tokens(k, existing_tokens(of_keys, mask, k.shape[2])),
             ],
             dim=2,

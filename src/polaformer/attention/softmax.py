@@ -34,7 +34,9 @@ class SoftmaxCore(nn.Module):
         self.num_heads, self.head_dim, self.dropout = num_heads, head_dim, dropout
         self.scale = head_dim**-0.5 if scale is None else scale
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Tensor:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None, cross: bool = False
+    ) -> Tensor:
         """(B, H, N, D) in v's dtype."""
         check_tensors("softmax", self, q, k, v, mask)
         if mask is not None:
@@ -43,7 +45,9 @@ class SoftmaxCore(nn.Module):
         dropout = self.dropout if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, _allowed(mask, bias, q.dtype), dropout, scale=self.scale)
 
-    def weights(self, q: Tensor, k: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Maps:
+    def weights(
+        self, q: Tensor, k: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None, cross: bool = False
+    ) -> Maps:
         """The explicit map, {"softmax": (B, H, N, M)}, before any dropout."""
         check_tensors("softmax", self, q, k, None, mask)
         if mask is not None:

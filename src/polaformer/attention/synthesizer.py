@@ -33,9 +33,9 @@ class SynthesizerCore(WideCore):
         bound = sqrt(3 / (num_heads * max_length))
         nn.init.uniform_(self.synthetic, -bound, bound)
 
-    def check_call(self, q: Tensor, k: Tensor, bias: Tensor | None) -> None:
+    def check_call(self, q: Tensor, k: Tensor, bias: Tensor | None, cross: bool) -> None:
         """Raises for what the mechanism cannot honour."""
-        super().check_call(q, k, bias)
+        super().check_call(q, k, bias, cross)
         check_length(self.name, self.max_length, max(q.shape[2], k.shape[2]))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

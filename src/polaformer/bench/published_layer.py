@@ -41,7 +41,9 @@ def as_published(model: nn.Module) -> nn.Module:
 class PublishedSoftmax(SoftmaxCore):
     """Softmax attention by its explicit map, as in the authors' windows."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Tensor:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None, cross: bool = False
+    ) -> Tensor:
         """(B, H, N, D) in v's dtype."""
         return self.weights(q, k, mask=mask, bias=bias)["softmax"] @ v
 
