@@ -327,12 +327,12 @@ def check_count(name: str, what: str, given: int) -> None:
         raise ValueError(f"attention {name!r}: {what} is {given!r}; give a whole number of at least 1")
 
 
-def check_length(name: str, max_length: int, given: int) -> None:
+def check_length(name: str, most: int, given: int, *, what: str = "tokens", argument: str = "max_length") -> None:
     """Raises if there are more tokens than a mechanism was made for."""
-    if given > max_length:
+    if given > most:
         raise ValueError(
-            f"attention {name!r}: got {given} tokens, but it was made for at most {max_length}; "
-            f"create it with max_length={given} or more, or a model of it with a larger img_size"
+            f"attention {name!r}: got {given} {what}, but it was made for at most {most}; "
+            f"create it with {argument}={given} or more, or a model of it with a larger img_size"
         )
 
 

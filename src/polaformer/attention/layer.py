@@ -153,14 +153,15 @@ class AttentionLayer(nn.Module):
     def set_grid(self, grid: Grid) -> None:
         """Makes the grid the native size of what is sized by it, for good: tables are resized.
 
-        Raises ValueError for a core with parameters for each token, of which there would be too few.
+        Raises ValueError for a core that was made for fewer tokens, or keys.
         """
-        max_length, wanted = getattr(self.core, "max_length", None), self.num_prefix_tokens + grid[0] * grid[1]
-        if max_length is not None and wanted > max_length:
-            raise ValueError(
-                f"{type(self).__name__}: the grid {grid} has {wanted} tokens, but the attention has parameters for "
-                f"{max_length}, which cannot be resized; create the model or layer for the larger size"
-            )
+        for what, limit, size in (("tokens", "max_length", grid), ("keys", "max_keys", self._key_grid(grid))):
+            most, wanted = getattr(self.core, limit, None), self.num_prefix_tokens + size[0] * size[1]
+            if most is not None and wanted > most:
+                raise ValueError(
+                    f"{type(self).__name__}: the grid {grid} has {wanted} {what}, but the attention was made for at most "
+                    f"{most}; create the model or layer for the larger size"
+                )
         if self.key_positions is not None:
             self.key_positions.resize(self._key_grid(grid))
         if isinstance(self.gate, MatrixGate):

@@ -34,9 +34,14 @@ class KeyReduction(nn.Module):
 
     def reduced_grid(self, grid: tuple[int, int]) -> tuple[int, int]:
         """The (height, width) of the keys for a (height, width) of tokens."""
-        return -(-grid[0] // self.ratio), -(-grid[1] // self.ratio)
+        return reduced_grid(grid, self.ratio)
 
     def _padded(self, image: Tensor, grid: tuple[int, int]) -> Tensor:
         height, width = self.reduced_grid(grid)
         below, right = height * self.ratio - grid[0], width * self.ratio - grid[1]
         return F.pad(image, (0, right, 0, below)) if below or right else image
+
+
+def reduced_grid(grid: tuple[int, int], ratio: int) -> tuple[int, int]:
+    """The (height, width) of the keys for a (height, width) of tokens."""
+    return -(-grid[0] // ratio), -(-grid[1] // ratio)
