@@ -281,8 +281,8 @@ def test_facts_and_settings_are_shown():
     assert attention.facts("nystrom") == ("linear", "softmax", False, True, True, False)
     assert attention.facts("skyformer") == ("linear", "kernelized", True, True, True, False)
     assert attention.facts("informer") == ("n log n", "softmax", True, True, True, False)
-    assert "num_landmarks=4, iterations=6" in repr(create("nystrom"))
-    assert "num_landmarks=5, gamma=0.1, iterations=6" in repr(create("skyformer"))
+    assert "num_landmarks=4, iterations=6, as_published=False" in repr(create("nystrom"))
+    assert "num_landmarks=5, gamma=0.1, iterations=6, as_published=False" in repr(create("skyformer"))
     assert "factor=2, as_published=False" in repr(create("informer"))
 
 

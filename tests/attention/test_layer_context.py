@@ -176,20 +176,3 @@ def test_a_core_that_knows_no_cross_serves_without_a_context():
     layer, x = randomise(AttentionLayer(12, 2, MeanCore())).double(), tokens()
     assert layer(x).shape == x.shape
     assert layer.maps(x)["mean"].shape == (2, 2, 20, 20)
-
-
-def test_informer_as_published_ignores_the_mask_in_its_layer_too():
-    """What stands under it counts: zeros there would be another result."""
-    layer, x, mask = rival("informer", factor=1, as_published=True), tokens(), torch.rand(2, 20) > 0.3
-    out = seeded(layer, x, mask=mask)
-    assert torch.equal(out, seeded(layer, x))
-    assert not torch.allclose(out, seeded(layer, x * mask[..., None]))
-
-
-def test_local_as_published_reads_what_is_under_the_mask_in_its_layer_too():
-    x, mask = tokens(), torch.rand(2, 20) > 0.3
-    other = x + (~mask)[..., None]
-    layer = rival("local", block=4, as_published=True)
-    assert not torch.allclose(layer(other, mask=mask)[mask], layer(x, mask=mask)[mask])
-    layer = rival("local", block=4)
-    torch.testing.assert_close(layer(other, mask=mask)[mask], layer(x, mask=mask)[mask])

@@ -12,7 +12,10 @@ Skyformer, which leaves out the convolution of the values that Nyströmformer ad
 Departs: segments hold tokens that exist, any number of them, where published means count padding as zeros and need n to be a
 multiple of m; both are the same if nothing is masked. Tokens in the padding are therefore as good as absent, wherever it is.
 Departs: segments that are empty, because fewer keys exist than there are landmarks, take no part in softmax and inverse.
-Departs: the inverse starts from each matrix's own largest column sum; published code takes the largest of the whole batch.
+Departs: the inverse starts from each matrix's own largest column sum; published code takes the largest of the whole batch and
+of all heads, so that samples depend on each other.
+as_published=True undoes all three: masked tokens are zeros in the means, hidden from the third factor alone, and a length above
+m that m does not divide is refused.
 
 # B batch, H heads, N queries, M keys, D head width, m landmarks
 """
@@ -22,59 +25,73 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polaformer.attention.core import Facts, WideCore, check_count, masked_softmax
+from polaformer.attention.core import Facts, WideCore, check_count, check_flag, masked_softmax
 from polaformer.ops.linear import reciprocal
 
 
 class NystromCore(WideCore):
-    """Nyström attention; num_landmarks is m, iterations how often the inverse is refined."""
+    """Nyström attention; num_landmarks is m, iterations how often the inverse is refined; as_published: see above."""
 
     name, facts = "nystrom", Facts("linear", approximates="softmax", together=True)
 
-    def __init__(self, num_heads: int, head_dim: int, *, num_landmarks: int = 128, iterations: int = 6) -> None:
+    def __init__(
+        self, num_heads: int, head_dim: int, *, num_landmarks: int = 128, iterations: int = 6, as_published: bool = False
+    ) -> None:
         super().__init__(num_heads, head_dim)
         check_count(self.name, "num_landmarks", num_landmarks)
         check_count(self.name, "iterations", iterations)
-        self.num_landmarks, self.iterations = num_landmarks, iterations
+        check_flag(self.name, "as_published", as_published)
+        self.num_landmarks, self.iterations, self.as_published = num_landmarks, iterations, as_published
+
+    def check_call(self, q: Tensor, k: Tensor, bias: Tensor | None, cross: bool) -> None:
+        """Raises for what the mechanism cannot honour."""
+        super().check_call(q, k, bias, cross)
+        for what, length in (("queries", q.shape[2]), ("keys", k.shape[2])):
+            if self.as_published and length > self.num_landmarks and length % self.num_landmarks:
+                raise ValueError(
+                    f"attention 'nystrom': got {length} {what} for {self.num_landmarks} landmarks, but as published each is "
+                    f"the mean of as many tokens; give a multiple of {self.num_landmarks}, or as_published=False"
+                )
 
     def attend_mixed(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, queries: Tensor | None) -> Tensor:
         """(B, H, N, D)."""
         if max(q.shape[2], k.shape[2]) <= self.num_landmarks:
             return self._softmax(q, k, mask) @ v
-        left, inverse, right, few, of_keys = self._factors(q, k, mask, queries)
+        left, inverse, right, few = self._factors(q, k, mask, queries)
         values = inverse @ (right @ v)  # (B, H, m, D)
-        return left @ (values if few is None else torch.where(few, of_keys.means(v), values))
+        return left @ (values if few is None else torch.where(few.where, few.keys.means(v), values))
 
     def map_mixed(self, q: Tensor, k: Tensor, mask: Tensor | None, queries: Tensor | None) -> Tensor:
         """(B, H, N, M)."""
         if max(q.shape[2], k.shape[2]) <= self.num_landmarks:
             return self._softmax(q, k, mask)
-        left, inverse, right, few, of_keys = self._factors(q, k, mask, queries)
+        left, inverse, right, few = self._factors(q, k, mask, queries)
         weights = inverse @ right  # (B, H, m, M)
-        return left @ (weights if few is None else torch.where(few, of_keys.matrix(k.dtype), weights))
+        return left @ (weights if few is None else torch.where(few.where, few.keys.matrix(k.dtype), weights))
 
     def extra_repr(self) -> str:
         """The settings."""
-        return f"num_landmarks={self.num_landmarks}, iterations={self.iterations}"
+        return f"num_landmarks={self.num_landmarks}, iterations={self.iterations}, as_published={self.as_published}"
 
     def _softmax(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
         """The map of softmax attention, (B, H, N, M), also for landmarks."""
         return masked_softmax(q * self.head_dim**-0.5 @ k.mT, None if mask is None else mask[:, None, None, :])
 
     def _factors(self, q: Tensor, k: Tensor, mask: Tensor | None, queries: Tensor | None) -> "_Factors":
-        of_keys = _segments(k, mask, self.num_landmarks)
-        same = queries is mask and q.shape[2] == k.shape[2]
-        of_queries = of_keys if same else _segments(q, queries, self.num_landmarks)
-        near_queries, near_keys = of_queries.means(q), of_keys.means(k)  # (B, H, m, D)
-        few, landmarks = None, None
-        if mask is not None:
-            few = (of_queries.num_tokens <= self.num_landmarks) & (of_keys.num_tokens <= self.num_landmarks)
-            few = few[:, :, None, None]
-            # Only segments of keys need a mask: those of queries are empty where `few` holds, and nowhere else.
-            landmarks = of_keys.sizes > 0
-        inverse = iterative_inverse(self._softmax(near_queries, near_keys, landmarks), self.iterations)
-        left, right = self._softmax(q, near_keys, landmarks), self._softmax(near_queries, k, mask)
-        return _Factors(left, inverse, right, few, of_keys)
+        if self.as_published:
+            near_queries, near_keys = (_consecutive_means(x, self.num_landmarks) for x in (q, k))  # (B, H, m, D)
+            landmarks, few = None, None
+        else:
+            of_keys = _segments(k, mask, self.num_landmarks)
+            same = queries is mask and q.shape[2] == k.shape[2]
+            of_queries = of_keys if same else _segments(q, queries, self.num_landmarks)
+            near_queries, near_keys = of_queries.means(q), of_keys.means(k)
+            # Only segments of keys need a mask: those of queries are empty where few tokens exist, and nowhere else.
+            landmarks = None if mask is None else of_keys.sizes > 0
+            few = None if mask is None else _Few(_are_few(of_queries, of_keys, self.num_landmarks), of_keys)
+        middle = self._softmax(near_queries, near_keys, landmarks)
+        inverse = iterative_inverse(middle, self.iterations, one_start=self.as_published)
+        return _Factors(self._softmax(q, near_keys, landmarks), inverse, self._softmax(near_queries, k, mask), few)
 
 
 class _Segments(NamedTuple):
@@ -98,14 +115,20 @@ class _Segments(NamedTuple):
         return (inside * reciprocal(self.sizes.to(dtype))[:, :, None])[:, None]
 
 
+class _Few(NamedTuple):
+    """Where neither more queries nor more keys exist than there are landmarks: a segment then has one key or none."""
+
+    where: Tensor  # (B or 1, 1, 1, 1)
+    keys: _Segments
+
+
 class _Factors(NamedTuple):
-    """The map in parts: left · inverse · right, and left alone where `few` holds: a segment has one key or none there."""
+    """The map in parts: left · inverse · right, or left alone, which is the softmax itself, where few tokens exist."""
 
     left: Tensor  # (B, H, N, m)
     inverse: Tensor  # (B, H, m, m), of the middle factor
     right: Tensor  # (B, H, m, M)
-    few: Tensor | None  # (B or 1, 1, 1, 1): neither more queries nor more keys exist than there are landmarks; None: nowhere
-    of_keys: _Segments
+    few: _Few | None
 
 
 def _segments(x: Tensor, mask: Tensor | None, num_landmarks: int) -> _Segments:
@@ -119,12 +142,24 @@ def _segments(x: Tensor, mask: Tensor | None, num_landmarks: int) -> _Segments:
     return _Segments(exists, index, sizes, count)
 
 
-def iterative_inverse(matrix: Tensor, iterations: int) -> Tensor:
+def _are_few(of_queries: _Segments, of_keys: _Segments, num_landmarks: int) -> Tensor:
+    few = (of_queries.num_tokens <= num_landmarks) & (of_keys.num_tokens <= num_landmarks)
+    return few[:, :, None, None]
+
+
+def _consecutive_means(x: Tensor, num_landmarks: int) -> Tensor:
+    """(B, H, m, D), means of N/m consecutive tokens of x (B, H, N, D), zeros counted too; x itself where N is less than m."""
+    return x.unflatten(2, (min(num_landmarks, x.shape[2]), -1)).mean(dim=3)
+
+
+def iterative_inverse(matrix: Tensor, iterations: int, *, one_start: bool = False) -> Tensor:
     """The pseudo-inverse (…, j, i), roughly, of a matrix (…, i, j) without negative entries whose rows sum to at most about 1.
 
     Rows and columns of zeros stay out of it. Small singular values are not inverted fully: a step multiplies by at most 3.25.
+    one_start: all matrices start from the largest column sum of any, as published, not each from its own.
     """
-    inverse = matrix.mT * reciprocal(matrix.sum(dim=-2, keepdim=True).amax(dim=-1, keepdim=True))
+    sums = matrix.sum(dim=-2, keepdim=True)  # (…, 1, j)
+    inverse = matrix.mT * reciprocal(sums.amax() if one_start else sums.amax(dim=-1, keepdim=True))
     identity = torch.eye(matrix.shape[-2], dtype=matrix.dtype, device=matrix.device)
     for _ in range(iterations):
         product = matrix @ inverse
