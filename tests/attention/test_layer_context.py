@@ -40,6 +40,16 @@ def test_padding_an_image_on_the_right_and_below_changes_nothing():
     torch.testing.assert_close(in_batch.flatten(1, 2), alone)
 
 
+def test_padding_a_sequence_at_the_end_changes_nothing_in_its_convolution_either():
+    """The projection has a bias: values of tokens that do not exist are not zero by themselves."""
+    layer, x = rival("angular"), tokens(13)
+    assert layer.conv.kernel_size == (9, 1)
+    assert layer.qkv.bias.abs().min() > 0
+    padded = F.pad(x, (0, 0, 0, 7), value=5.0)
+    mask = (torch.arange(20) < 13).expand(2, -1)
+    torch.testing.assert_close(layer(padded, mask=mask)[:, :13], layer(x))
+
+
 def test_context_gives_keys_and_values():
     layer, x, context = pola(conv=None), tokens(7), tokens(11)
     maps = layer.maps(x, context=context)
