@@ -93,7 +93,7 @@ def test_the_docstring_says_what_the_mechanism_is(name):
     words = ["Shapes:", "Normaliser:", "Cost O(", "arameters", "Paper:", "Source:", "# B batch"]
     assert [word for word in words if word not in text] == []
     # Each of these leaves a published code somewhere; the others follow theirs.
-    follows = {"efficient", "focused", "mobile", "pola", "cosformer", "synthesizer"}
+    follows = {"efficient", "focused", "pola", "cosformer", "synthesizer"}
     assert ("Departs:" in text) == (name not in follows)
 
 
@@ -409,6 +409,7 @@ def test_nothing_in_gives_nothing_or_zeros_out(name, queries, keys, batch):
         assert all((g == 0).all() for g in gradients)
         maps = core.weights(*leaves[:2], mask=mask)
         assert all(one.shape == (batch, HEADS, queries, keys) for one in maps.values())
+        assert torch.equal(core.apply_maps(maps, leaves[2]), out)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -127,6 +127,10 @@ class WideCore(nn.Module):
         """The maps by name; one, unless the mechanism says otherwise."""
         return {self.name: self.map_mixed(q, k, mask, queries)}
 
+    def map_names(self) -> list[str]:
+        """The names of `maps`."""
+        return [self.name]
+
     def check_call(self, q: Tensor, k: Tensor, bias: Tensor | None, cross: bool) -> None:
         """Raises for what the mechanism cannot honour."""
         refuse_bias(self.name, bias)
@@ -181,7 +185,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, cross: bool, c
 @without_autocast
 def _maps(q: Tensor, k: Tensor, mask: Tensor | None, cross: bool, core: WideCore) -> Maps:
     if 0 in (q.numel(), k.numel()):
-        return {core.name: q.new_zeros(*q.shape[:3], k.shape[2], dtype=computing_dtype(q))}
+        return {name: q.new_zeros(*q.shape[:3], k.shape[2], dtype=computing_dtype(q)) for name in core.map_names()}
     dtype, queries = computing_dtype(q), _existing_queries(q, k, mask, cross, core)
     return core.maps(_zeroed(q.to(dtype), queries, core), _zeroed(k.to(dtype), mask, core), mask, queries)
 
