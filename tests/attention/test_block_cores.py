@@ -553,6 +553,14 @@ def test_reformer_of_one_chunk_is_softmax_over_the_other_tokens(tokens):
     assert_equal(core(q, k, v, mask=mask)[:, :, 0], v[:, :, 0])
 
 
+@pytest.mark.parametrize("size", [5.0, 500.0, 5e4])
+def test_a_token_of_reformer_prefers_any_other_to_itself(size):
+    """Also one whose score is far below zero, here −size: its own, −1e5, is lower still."""
+    core, (q, k, v) = create("reformer", chunk=2), qkv(2)
+    q = q[:, :, :1] / q[:, :, :1].norm(dim=-1, keepdim=True) * torch.tensor([[size], [-size]])
+    assert_equal(core(q, k, v), v.flip(2))
+
+
 def test_reformer_does_not_read_k():
     q, k, v = qkv(23)
     core = create("reformer")

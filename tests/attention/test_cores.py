@@ -200,3 +200,31 @@ def test_settings_that_do_not_fit_are_refused_at_construction(options, message):
 def test_the_reference_backend_can_be_chosen():
     q, k, v = qkv()
     torch.testing.assert_close(PolaCore(3, 6, backend="reference").double()(q, k, v), PolaCore(3, 6).double()(q, k, v))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_the_map_of_softmax_does_not_overflow_where_the_call_does_not(dtype):
+    """Scores of 90,000 before the scale of 1/√6: beyond half precision, and of no harm."""
+    core, (q, k, _) = create("softmax", torch.float32), qkv(dtype)
+    q, k = q.sign() * 120, k.sign() * 120
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        weights = core.weights(q, k, mask=MASK)["softmax"]
+    assert weights.dtype == torch.float32
+    wanted = core.weights(q.double(), k.double(), mask=MASK)["softmax"]
+    torch.testing.assert_close(weights.double(), wanted, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(weights.sum(dim=-1), torch.ones(2, 3, 4))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_bias_that_hides_every_key_gives_zeros_in_call_and_map(masked):
+    """PyTorch's fused attention gives zeros there, and so must the map."""
+    core, (q, k, v), mask = create("softmax"), qkv(), MASK if masked else None
+    bias = torch.randn(3, 4, 5, dtype=torch.float64)
+    bias[1, 2], bias[0, 0, :3] = float("-inf"), float("-inf")
+    leaves = [x.requires_grad_() for x in (q, k)]
+    out, weights = core(*leaves, v, mask=mask, bias=bias), core.weights(*leaves, mask=mask, bias=bias)["softmax"]
+    assert (out[:, 1, 2] == 0).all()
+    assert (weights[:, 1, 2] == 0).all()
+    values = v if mask is None else v * mask[:, None, :, None]
+    torch.testing.assert_close(weights @ values, out, rtol=1e-9, atol=1e-9)
+    assert all(g.isfinite().all() for g in torch.autograd.grad(weights.square().sum(), leaves))

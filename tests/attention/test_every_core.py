@@ -46,6 +46,8 @@ WITHOUT_ORDER = {
     "softmax",
 }
 LENGTH = 29
+# Published landmarks are means of as many tokens each.
+LENGTHS = {"nystrom as published": 28}
 
 
 def create(label, dtype=torch.float64, **options):
@@ -91,7 +93,7 @@ def test_the_docstring_says_what_the_mechanism_is(name):
     words = ["Shapes:", "Normaliser:", "Cost O(", "arameters", "Paper:", "Source:", "# B batch"]
     assert [word for word in words if word not in text] == []
     # Each of these leaves a published code somewhere; the others follow theirs.
-    follows = {"efficient", "focused", "mobile", "pola", "cosformer", "synthesizer"}
+    follows = {"efficient", "focused", "pola", "cosformer", "synthesizer"}
     assert ("Departs:" in text) == (name not in follows)
 
 
@@ -133,20 +135,37 @@ def test_any_length_will_do(name, length):
     assert call(core, q, k, v, mask=mask).isfinite().all()
 
 
-@pytest.mark.parametrize("queries", [1, 7, 40])
+@pytest.mark.parametrize("queries", [1, 7, LENGTH, 40])
 @pytest.mark.parametrize("name", CROSS)
 def test_queries_may_be_others_than_keys(name, queries):
+    """Also as many: the mask of the keys is then not that of the queries."""
     core, (q, k, v) = create(name), qkv(queries, LENGTH)
-    out = call(core, q, k, v, mask=padded())
+    out = call(core, q, k, v, mask=padded(), cross=True)
     torch.manual_seed(3)
-    maps = core.weights(q, k, mask=padded())
+    maps = core.weights(q, k, mask=padded(), cross=True)
     torch.testing.assert_close(out, core.apply_maps(maps, v * padded()[:, None, :, None]), rtol=1e-9, atol=1e-9)
+    if queries != LENGTH:
+        assert torch.equal(call(core, q, k, v, mask=padded()), out)
+
+
+@pytest.mark.parametrize("queries", [7, LENGTH, 40])
+@pytest.mark.parametrize("name", [name for name in CROSS if name != "informer"])  # which draws for M keys, absent ones too
+def test_law_keys_in_padding_are_absent_for_other_queries(name, queries):
+    core, (q, k, v) = create(name, **({"max_length": 64} if name == "cosformer" else {})), qkv(queries, LENGTH)
+    for existing in (3, 20):
+        mask = (torch.arange(LENGTH) < existing).expand(BATCH, -1)
+        found = call(core, q, k, v, mask=mask, cross=True)
+        wanted = call(core, q, k[:, :, :existing], v[:, :, :existing], cross=True)
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in CROSS])
 def test_what_relates_the_tokens_of_one_sequence_says_so(name):
     with pytest.raises(ValueError, match="got 7 queries and 29 keys, but this mechanism relates tokens of one sequence; give"):
         create(name)(*qkv(7, LENGTH))
+    for function, inputs in ((create(name), qkv()), (create(name).weights, qkv()[:2])):
+        with pytest.raises(ValueError, match=f"'{name}': got cross=True, or its layer a context, but this mechanism relates"):
+            function(*inputs, cross=True)
     with pytest.raises(ValueError, match=f"'{name}' relates the tokens of one sequence and cannot take keys reduced by 2"):
         attention.create_layer(name, 8, 2, tokens=(4, 4), reduction=2)
 
@@ -154,13 +173,13 @@ def test_what_relates_the_tokens_of_one_sequence_says_so(name):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("label", [*NAMES, *PUBLISHED])
 def test_explicit_maps_are_what_forward_applies(label, masked):
-    core, (q, k, v), mask = create(label), qkv(), padded() if masked else None
+    length = LENGTHS.get(label, LENGTH)
+    core, (q, k, v), mask = create(label), qkv(length), padded(length) if masked else None
     out = call(core, q, k, v, mask=mask)
     torch.manual_seed(3)
     maps = core.weights(q, k, mask=mask)
-    assert all(one.shape == (BATCH, HEADS, LENGTH, LENGTH) for one in maps.values())
-    reads_masked = label in ("informer as published", "local as published")
-    values = v if mask is None or reads_masked else v.masked_fill(~mask[:, None, :, None], 0.0)
+    assert all(one.shape == (BATCH, HEADS, length, length) for one in maps.values())
+    values = v if mask is None or getattr(core, "reads_masked", False) else v.masked_fill(~mask[:, None, :, None], 0.0)
     torch.testing.assert_close(out, core.apply_maps(maps, values), rtol=1e-9, atol=1e-9)
     if mask is not None and "published" not in label:
         assert all((one * ~mask[:, None, None, :] == 0).all() for one in maps.values())
@@ -285,7 +304,7 @@ def test_a_seed_decides_every_draw_and_only_random_mechanisms_draw(name):
 
 @pytest.mark.parametrize("label", [*NAMES, *PUBLISHED])
 def test_a_state_dict_holds_everything_that_was_drawn_or_learned(label):
-    core, inputs = create(label), qkv()
+    core, inputs = create(label), qkv(LENGTHS.get(label, LENGTH))
     other = create(label)
     other.load_state_dict(core.state_dict(), strict=True)
     assert torch.equal(call(other, *inputs), call(core, *inputs))
@@ -390,6 +409,7 @@ def test_nothing_in_gives_nothing_or_zeros_out(name, queries, keys, batch):
         assert all((g == 0).all() for g in gradients)
         maps = core.weights(*leaves[:2], mask=mask)
         assert all(one.shape == (batch, HEADS, queries, keys) for one in maps.values())
+        assert torch.equal(core.apply_maps(maps, leaves[2]), out)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -477,7 +497,7 @@ def test_what_has_parameters_for_each_token_wants_to_know_how_many(name):
     with pytest.raises(TypeError, match=f"{name!r} has parameters for each token; give max_length"):
         attention.create(name, num_heads=2, head_dim=4)
     core = attention.create(name, num_heads=HEADS, head_dim=WIDTH, max_length=8).double()
-    with pytest.raises(ValueError, match=r"got 9 tokens, but it was made for at most 8.*max_length=9"):
+    with pytest.raises(ValueError, match=r"got 9 (tokens|queries), but it was made for at most 8.*max_length=9"):
         core(*qkv(9))
 
 
@@ -512,6 +532,8 @@ def test_the_layer_around_it_is_what_was_published(name):
 def test_the_layer_takes_arguments_of_both_and_refuses_others():
     layer = attention.create_layer("nystrom", 8, 2, num_landmarks=3, gate="linear", conv="depthwise", kernel_size=3)
     assert (layer.core.num_landmarks, layer.conv.kernel_size) == (3, (3, 3))
-    with pytest.raises(TypeError, match="'nystrom' does not take landmarks; its options are: num_landmarks, iterations, conv"):
+    with pytest.raises(
+        TypeError, match="'nystrom' does not take landmarks; its options are: num_landmarks, iterations, as_pub"
+    ):
         attention.create_layer("nystrom", 8, 2, landmarks=3)
     assert attention.create_layer("synthesizer", 8, 2, tokens=30).core.max_length == 30

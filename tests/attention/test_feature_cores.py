@@ -20,6 +20,7 @@ OPTIONS = {
     "linformer": {"max_length": 16, "rank": 4},
     "linformer as published": {"max_length": 16, "rank": 4, "as_published": True},
     "synthesizer": {"max_length": 16},
+    "synthesizer of 14 keys": {"max_length": 16, "max_keys": 14},
     "kernelized": {},
 }
 LINEAR = [label for label in OPTIONS if not label.startswith(("synthesizer", "kernelized"))]
@@ -254,12 +255,15 @@ LONG_QUERIES, LONG_KEYS = (17, 3), (3, 17)
         ("linformer", LONG_KEYS),
         ("synthesizer", LONG_QUERIES),
         ("synthesizer", LONG_KEYS),
+        ("synthesizer of 14 keys", LONG_KEYS),
     ],
 )
 def test_longer_sequences_than_max_length_are_refused(label, lengths):
     core, (q, k, v) = create(label), qkv(*lengths)
     for call in (lambda: core(q, k, v), lambda: core.weights(q, k)):
-        with pytest.raises(ValueError, match=r"got 17 tokens, but it was made for at most 16.*create it with max_length=17"):
+        with pytest.raises(
+            ValueError, match=r"got 17 (tokens, .*max_length|queries, .*max_length|keys, .*max_keys)=17 or more"
+        ):
             call()
 
 
@@ -483,6 +487,10 @@ def test_synthesizers_own_map_starts_by_the_xavier_rule_and_learns():
     assert (gradient[:, :5, :7] != 0).all()
     assert (gradient[:, 5:] == 0).all()
     assert (gradient[:, :, 7:] == 0).all()
+    oblong = attention.create("synthesizer", num_heads=2, head_dim=4, max_length=150, max_keys=42).synthetic
+    assert oblong.shape == (2, 150, 42)
+    assert oblong.abs().max() <= sqrt(6 / (2 * (150 + 42)))
+    assert abs(oblong.std() * sqrt(2 * 96) - 1) < 0.03
 
 
 # Kernelized

@@ -39,13 +39,13 @@ def seeded(function, *arguments, **options):
     return function(*arguments, **options)
 
 
-def by_head(function, q, k, v, mask):
-    """What a function of one sample and head gives for all; tokens that do not exist are zeros, also as queries if N = M."""
+def by_head(function, q, k, v, mask, cross):
+    """What a function of one sample and head gives for all; keys that do not exist are zeros, also as queries unless cross."""
     mask = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool) if mask is None else mask
     out = torch.zeros_like(q)
     for b in range(len(q)):
         keys = [int(i) for i in mask[b].nonzero()]
-        queries = keys if q.shape[2] == k.shape[2] else list(range(q.shape[2]))
+        queries = list(range(q.shape[2])) if cross else keys
         for h in range(HEADS):
             rows = torch.zeros_like(q[b, h])
             rows[queries] = q[b, h, queries]
@@ -61,7 +61,7 @@ def refined_inverse(a, iterations=6):
     return z
 
 
-def slow_nystrom(q, k, v, mask, landmarks):
+def slow_nystrom(q, k, v, mask, cross, landmarks):
     def one(q, k, v, queries, keys):
         q, k, v = q / WIDTH**0.5, k[keys], v[keys]
         if len(queries) <= landmarks and len(keys) <= landmarks:
@@ -70,7 +70,7 @@ def slow_nystrom(q, k, v, mask, landmarks):
         middle = refined_inverse((near_q @ near_k.T).softmax(-1))
         return (q @ near_k.T).softmax(-1) @ middle @ (near_q @ k.T).softmax(-1) @ v
 
-    return by_head(one, q, k, v, mask)
+    return by_head(one, q, k, v, mask, cross)
 
 
 def segment_means(x, landmarks):
@@ -79,7 +79,7 @@ def segment_means(x, landmarks):
     return torch.stack([torch.stack(part).mean(0) for part in parts if part])
 
 
-def slow_skyformer(q, k, v, mask, landmarks, gamma=0.1):
+def slow_skyformer(q, k, v, mask, cross, landmarks, gamma=0.1):
     uniforms = torch.rand(landmarks).tolist()
 
     def gaussian(x, y):
@@ -94,10 +94,10 @@ def slow_skyformer(q, k, v, mask, landmarks, gamma=0.1):
         inverse = root @ refined_inverse(root @ gram @ root) @ root
         return gaussian(q, drawn) @ inverse @ gaussian(drawn, k[keys]) @ v[keys]
 
-    return by_head(one, q, k, v, mask)
+    return by_head(one, q, k, v, mask, cross)
 
 
-def slow_informer(q, k, v, mask, factor):
+def slow_informer(q, k, v, mask, cross, factor):
     selected, drawn = (min(n, max(1, factor * ceil(log(n)))) for n in (q.shape[2], k.shape[2]))
     uniforms = torch.rand(q.shape[2], drawn).tolist()
 
@@ -111,7 +111,7 @@ def slow_informer(q, k, v, mask, factor):
             out[i] = (q[i] @ k[keys].T / WIDTH**0.5).softmax(-1) @ v[keys]
         return out
 
-    return by_head(one, q, k, v, mask)
+    return by_head(one, q, k, v, mask, cross)
 
 
 SLOW = {
@@ -127,8 +127,17 @@ SLOW = {
 def test_a_core_is_its_formula(name, queries, keys, masked):
     q, k, v = qkv(queries, keys)
     mask = scattered(keys) if masked else None
-    wanted = seeded(SLOW[name], q, k, v, mask)
+    wanted = seeded(SLOW[name], q, k, v, mask, queries != keys)
     torch.testing.assert_close(seeded(create(name), q, k, v, mask=mask), wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("length", [3, 13, 16])
+@pytest.mark.parametrize("name", CORES)
+def test_a_core_is_its_formula_where_as_many_queries_are_other_tokens(name, length):
+    core, (q, k, v), mask = create(name), qkv(length, length), scattered(length)
+    wanted = seeded(SLOW[name], q, k, v, mask, True)
+    torch.testing.assert_close(seeded(core, q, k, v, mask=mask, cross=True), wanted, rtol=1e-9, atol=1e-9)
+    assert not torch.allclose(seeded(core, q, k, v, mask=mask), wanted)
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -272,8 +281,8 @@ def test_facts_and_settings_are_shown():
     assert attention.facts("nystrom") == ("linear", "softmax", False, True, True, False)
     assert attention.facts("skyformer") == ("linear", "kernelized", True, True, True, False)
     assert attention.facts("informer") == ("n log n", "softmax", True, True, True, False)
-    assert "num_landmarks=4, iterations=6" in repr(create("nystrom"))
-    assert "num_landmarks=5, gamma=0.1, iterations=6" in repr(create("skyformer"))
+    assert "num_landmarks=4, iterations=6, as_published=False" in repr(create("nystrom"))
+    assert "num_landmarks=5, gamma=0.1, iterations=6, as_published=False" in repr(create("skyformer"))
     assert "factor=2, as_published=False" in repr(create("informer"))
 
 

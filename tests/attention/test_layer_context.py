@@ -4,7 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from layers import GRID, pola, tokens
+from layers import GRID, pola, randomise, tokens
+from polaformer import attention
+from polaformer.attention import AttentionLayer
 
 
 @pytest.mark.parametrize(
@@ -36,6 +38,16 @@ def test_padding_an_image_on_the_right_and_below_changes_nothing():
     alone = layer(x.flatten(1, 2), grid=(3, 4))
     in_batch = layer(padded.flatten(1, 2), grid=(6, 6), mask=mask.flatten(1)).unflatten(1, (6, 6))[:, :3, :4]
     torch.testing.assert_close(in_batch.flatten(1, 2), alone)
+
+
+def test_padding_a_sequence_at_the_end_changes_nothing_in_its_convolution_either():
+    """The projection has a bias: values of tokens that do not exist are not zero by themselves."""
+    layer, x = rival("angular"), tokens(13)
+    assert layer.conv.kernel_size == (9, 1)
+    assert layer.qkv.bias.abs().min() > 0
+    padded = F.pad(x, (0, 0, 0, 7), value=5.0)
+    mask = (torch.arange(20) < 13).expand(2, -1)
+    torch.testing.assert_close(layer(padded, mask=mask)[:, :13], layer(x))
 
 
 def test_context_gives_keys_and_values():
@@ -101,3 +113,76 @@ def test_a_mask_belongs_to_the_context():
     layer, x, context = pola(conv=None), tokens(7), tokens(11)
     mask = torch.arange(11).expand(2, -1) < 6
     torch.testing.assert_close(layer(x, context=context, mask=mask), layer(x, context=context[:, :6]))
+
+
+MIXING = [name for name in attention.names() if attention.facts(name).cross and attention.facts(name).together]
+FEW = {"nystrom": {"num_landmarks": 4}, "skyformer": {"num_landmarks": 6}}
+
+
+def rival(name, **options):
+    return randomise(attention.create_layer(name, 12, 2, **options)).double()
+
+
+def seeded(function, *arguments, **options):
+    torch.manual_seed(7)
+    return function(*arguments, **options)
+
+
+def test_what_mixes_queries_is_known():
+    assert MIXING == ["informer", "nystrom", "skyformer"]
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_the_mask_of_a_context_as_long_as_x_is_not_that_of_x(name):
+    layer, x, context = rival(name, **FEW.get(name, {})), tokens(), tokens()
+    mask = (torch.arange(20) < 11).expand(2, -1)
+    out = seeded(layer, x, context=context, mask=mask)
+    for changed in (2, 15):  # a key that exists has this place, and one that does not
+        other = x.clone()
+        other[:, changed] += 1.0
+        assert not torch.isclose(seeded(layer, other, context=context, mask=mask)[:, changed], out[:, changed]).any()
+    maps = seeded(layer.maps, x, context=context, mask=mask)[name]
+    v = layer.qkv(context)[..., 24:].masked_fill(~mask[..., None], 0.0).unflatten(-1, (2, 6)).transpose(1, 2)
+    torch.testing.assert_close(layer.proj((maps @ v).transpose(1, 2).flatten(2)), out)
+    if name != "informer":  # which draws for all keys, absent ones too
+        torch.testing.assert_close(out, seeded(layer, x, context=context[:, :11]))
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_tokens_hidden_as_keys_only_are_still_queries(name):
+    layer, x = rival(name, **FEW.get(name, {})), tokens()
+    mask = torch.rand(2, 20) > 0.3
+    as_keys = seeded(layer, x, mask=mask, context=x)
+    assert torch.equal(as_keys, seeded(layer, x, mask=mask, context=x.clone()))
+    hidden = x + (~mask)[..., None]
+    assert not torch.isclose(seeded(layer, hidden, mask=mask, context=hidden), as_keys)[~mask].any()
+    as_tokens = seeded(layer, x, mask=mask)
+    torch.testing.assert_close(seeded(layer, hidden, mask=mask)[mask], as_tokens[mask])
+
+
+@pytest.mark.parametrize("name", [name for name in attention.names() if not attention.facts(name).cross])
+def test_a_context_is_refused_by_what_relates_the_tokens_of_one_sequence(name):
+    layer, x = rival(name), tokens()
+    for context in (x, tokens(), tokens(7)):
+        with pytest.raises(ValueError, match=f"'{name}': got cross=True, or its layer a context"):
+            layer(x, context=context)
+        with pytest.raises(ValueError, match=f"'{name}': got cross=True, or its layer a context"):
+            layer.maps(x, context=context)
+
+
+class MeanCore(torch.nn.Module):
+    """A core of somebody who has not heard of `cross`."""
+
+    num_heads, head_dim, facts = 2, 6, attention.facts("softmax")
+
+    def forward(self, q, k, v, *, mask=None, bias=None, grid=None):
+        return v.mean(dim=2, keepdim=True).expand_as(q)
+
+    def weights(self, q, k, *, mask=None, bias=None, grid=None):
+        return {"mean": torch.full((*q.shape[:3], k.shape[2]), 1 / k.shape[2])}
+
+
+def test_a_core_that_knows_no_cross_serves_without_a_context():
+    layer, x = randomise(AttentionLayer(12, 2, MeanCore())).double(), tokens()
+    assert layer(x).shape == x.shape
+    assert layer.maps(x)["mean"].shape == (2, 2, 20, 20)

@@ -87,15 +87,44 @@ def test_what_has_parameters_for_each_token_is_made_for_the_native_size():
     model = small("pola_deit_tiny", attention="synthesizer", img_size=32)
     assert model.blocks[0].attn.core.max_length == 17
     assert model(images(1, 24, 24)).shape == (1, 5)
-    with pytest.raises(ValueError, match="got 26 tokens, but it was made for at most 17"):
+    with pytest.raises(ValueError, match="got 26 queries, but it was made for at most 17"):
         model(images(1, 40, 40))
 
 
 def test_a_larger_native_size_is_refused_by_what_has_parameters_for_each_token():
     model = small("pola_deit_tiny", attention="linformer", img_size=32)
-    with pytest.raises(ValueError, match=r"the grid \(6, 6\) has 37 tokens, but the attention has parameters for 17"):
+    with pytest.raises(ValueError, match=r"the grid \(6, 6\) has 37 tokens, but the attention was made for at most 17"):
         model.set_input_size((48, 48))
     small("pola_deit_tiny", attention="hydra", img_size=32).set_input_size((48, 48))
+    model = small("pola_deit_tiny", attention="cosformer", img_size=32, attention_options={"max_length": 17})
+    with pytest.raises(ValueError, match=r"the grid \(6, 6\) has 37 tokens, but the attention was made for at most 17; create"):
+        model.set_input_size((48, 48))
+
+
+@pytest.mark.parametrize("family", ["pola_pvt_tiny", "pola_pvt_v2_b0"])
+@pytest.mark.parametrize("name", ["linformer", "synthesizer"])
+def test_every_entry_of_a_table_for_each_token_learns_at_the_native_size(name, family):
+    model = small(family, attention=name)
+    model(images()).square().sum().backward()
+    tables = {key: p.grad for key, p in model.named_parameters() if key.endswith(("core.synthetic", "core.projection"))}
+    assert len(tables) == 5
+    assert [key for key, grad in tables.items() if (grad == 0).any()] == []
+
+
+def test_synthesizers_own_map_has_a_column_for_each_reduced_key():
+    """And for each prefix token, which is not reduced. Columns for all tokens: 22 M parameters of PVT-T that never learn."""
+    model = small("pola_pvt_tiny", attention="synthesizer", img_size=72)
+    shapes = [tuple(stage.blocks[0].attn.core.synthetic.shape[1:]) for stage in model.stages]
+    assert shapes == [(18 * 18, 3 * 3), (9 * 9, 3 * 3), (5 * 5, 3 * 3), (3 * 3, 3 * 3)]
+    model = small("pola_deit_tiny", attention="synthesizer", img_size=32, reductions=2)
+    core = model.blocks[0].attn.core
+    assert (core.max_length, core.max_keys) == (17, 5)
+    with pytest.raises(ValueError, match="got 9 keys, but it was made for at most 5; create it with max_keys=9 or more"):
+        model(images(1, 8, 128))
+    with pytest.raises(ValueError, match=r"the grid \(1, 16\) has 9 keys, but the attention was made for at most 5"):
+        model.set_input_size((8, 128))
+    chosen = attention.create_layer("synthesizer", 8, 2, tokens=(4, 4), reduction=2, max_length=30).core
+    assert (chosen.max_length, chosen.max_keys) == (30, 30)
 
 
 def test_layers_that_draw_a_pattern_once_draw_different_ones():

@@ -60,6 +60,19 @@ def test_models_with_other_mechanisms_show_the_rows_of_table_1(capsys: pytest.Ca
     assert "paper" not in unprinted
 
 
+def test_models_with_all_mechanisms_give_a_record_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(["models", "pola_pvt_v2_b0", "--attention", "all", "--json"], capsys)
+    assert code == 0
+    records = {record["mechanism"]: record for record in json.loads(out)["models"]}
+    assert sorted(records) == polaformer.attention.names()
+    assert next(iter(records)) == "softmax"  # those of Table 1 first
+    assert {record["name"] for record in records.values()} == {"pola_pvt_v2_b0"}
+    assert all(record["params"] > 3e6 and record["macs"] > 4e8 for record in records.values())
+    plain = records["linear"]["params"]
+    assert records["hydra"]["params"] == plain < records["linformer"]["params"]
+    assert records["mobile"]["paper"]["params_millions"] == 3.5
+
+
 def test_models_with_an_unknown_mechanism_give_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(["models", "--attention", "hidra"], capsys)
     assert (code, out) == (2, "")

@@ -7,8 +7,8 @@ Normaliser: the norm of the output. Cost O(N·D²). Parameters: none here; the p
 over the sequence with one filter of 9 taps for each head, `conv="sequence"`, `kernel_size=9`.
 Paper: Castling-ViT: Compressing Self-Attention via Switching Towards Linear-Angular Attention at Vision Transformer Inference.
 Source: GATECH-EIC/Castling-ViT. The series of 1 − θ/π would give half the sum of all values; the released code, whose accuracy
-is in the tables, takes half of the token's own value, and so do we. A thresholded softmax map, added in training only, is
-left out.
+is in the tables, takes half of the token's own value, and so do we.
+Departs: no sparse map; in training alone the released code adds softmax attention, thresholded at 0.02, before the norm.
 Departs: zero vectors stay zero, where the released code divides by their norm and gives NaN.
 
 # B batch, H heads, N tokens, D head width

@@ -25,8 +25,9 @@ class Facts(NamedTuple):
     cost: how its time grows with the number of tokens: "linear", "n log n" or "quadratic".
     approximates: the mechanism whose result it aims at; None: a formula of its own.
     stochastic: it draws random numbers in every call, from PyTorch's generator.
-    cross: queries may be other tokens than keys, in another number.
-    together: what a query gets depends on the other queries too. Masked tokens are then no queries either, where N = M.
+    cross: queries may be other tokens than keys, in the same number or another.
+    together: what a query gets depends on the other queries too. Masked tokens are then no queries either, unless queries are
+        other tokens than keys.
     needs_length: `max_length`, the largest number of tokens, is one of its arguments, without a default.
     """
 
@@ -42,18 +43,24 @@ class Core(Protocol):
     """An attention mechanism: a module that maps q, k and v to outputs and can show the maps that it applies.
 
     q (B, H, N, D), k and v (B, H, M, D), mask (B, M) True where the key exists, bias additive and broadcastable to
-    (B, H, N, M), grid the (height, width) of the queries. A core that cannot honour an argument refuses it.
+    (B, H, N, M), grid the (height, width) of the queries. cross: queries are other tokens than keys, also where there are as
+    many; N != M says so by itself. A core that cannot honour an argument refuses it. The layer zeroes masked tokens before
+    anything else, unless the core has an attribute `reads_masked` that is true.
     """
 
     num_heads: int
     head_dim: int
     facts: ClassVar[Facts]
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Tensor:
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None, cross: bool = False
+    ) -> Tensor:
         """(B, H, N, D) in v's dtype."""
         ...
 
-    def weights(self, q: Tensor, k: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Maps:
+    def weights(
+        self, q: Tensor, k: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None, cross: bool = False
+    ) -> Maps:
         """The explicit maps that a call applies, by name, each (B, H, N, M)."""
         ...
 
@@ -66,28 +73,35 @@ class WideCore(nn.Module):
     """A core that computes in float32 (float64 for float64), whatever it is given, and takes no additive bias.
 
     A mechanism writes `attend` and, where there is a map, `map`. Both get q, k and v in the computing dtype, with autocast off,
-    and k and v zeroed (also where they are NaN) under the mask; so is q, where tokens are mixed before they attend and N = M.
+    and k and v zeroed (also where they are NaN) under the mask; so is q, where queries are mixed and are the same tokens. One
+    that mixes queries and takes other tokens too writes `attend_mixed` and `map_mixed` instead.
+    reads_masked: nothing is zeroed, here or in the layer: what is published may read what lies under the mask.
     """
 
     name: ClassVar[str]
     facts: ClassVar[Facts]
+    reads_masked: bool = False
 
     def __init__(self, num_heads: int, head_dim: int) -> None:
         super().__init__()
         check_heads(self.name, num_heads, head_dim)
         self.num_heads, self.head_dim = num_heads, head_dim
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Tensor:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None, cross: bool = False
+    ) -> Tensor:
         """(B, H, N, D) in v's dtype."""
         check_tensors(self.name, self, q, k, v, mask)
-        self.check_call(q, k, bias)
-        return _attend(q, k, v, mask, self)
+        self.check_call(q, k, bias, cross)
+        return _attend(q, k, v, mask, cross, self)
 
-    def weights(self, q: Tensor, k: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Maps:
+    def weights(
+        self, q: Tensor, k: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None, cross: bool = False
+    ) -> Maps:
         """The explicit map, (B, H, N, M), under the mechanism's name."""
         check_tensors(self.name, self, q, k, None, mask)
-        self.check_call(q, k, bias)
-        return _maps(q, k, mask, self)
+        self.check_call(q, k, bias, cross)
+        return _maps(q, k, mask, cross, self)
 
     def apply_maps(self, maps: Maps, v: Tensor) -> Tensor:
         """What a call makes of v (B, H, M, D) by the maps that `weights` gave; v must be zero for keys that do not exist."""
@@ -101,13 +115,30 @@ class WideCore(nn.Module):
         """(B, H, N, M), zero where a key does not exist."""
         raise NotImplementedError
 
-    def maps(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Maps:
-        """The maps by name; one, unless the mechanism says otherwise."""
-        return {self.name: self.map(q, k, mask)}
+    def attend_mixed(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, queries: Tensor | None) -> Tensor:
+        """As `attend`, and told which queries exist: (B, N), True where one does; None: all do."""
+        return self.attend(q, k, v, mask)
 
-    def check_call(self, q: Tensor, k: Tensor, bias: Tensor | None) -> None:
+    def map_mixed(self, q: Tensor, k: Tensor, mask: Tensor | None, queries: Tensor | None) -> Tensor:
+        """As `map`, and told which queries exist."""
+        return self.map(q, k, mask)
+
+    def maps(self, q: Tensor, k: Tensor, mask: Tensor | None, queries: Tensor | None) -> Maps:
+        """The maps by name; one, unless the mechanism says otherwise."""
+        return {self.name: self.map_mixed(q, k, mask, queries)}
+
+    def map_names(self) -> list[str]:
+        """The names of `maps`."""
+        return [self.name]
+
+    def check_call(self, q: Tensor, k: Tensor, bias: Tensor | None, cross: bool) -> None:
         """Raises for what the mechanism cannot honour."""
         refuse_bias(self.name, bias)
+        if cross and not self.facts.cross:
+            raise ValueError(
+                f"attention {self.name!r}: got cross=True, or its layer a context, but this mechanism relates tokens of one "
+                "sequence; leave it out, or use another mechanism"
+            )
         if not self.facts.cross and q.shape[2] != k.shape[2]:
             raise ValueError(
                 f"attention {self.name!r}: got {q.shape[2]} queries and {k.shape[2]} keys, but this mechanism relates tokens "
@@ -143,24 +174,30 @@ class FeatureCore(WideCore):
 
 
 @without_autocast
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, core: WideCore) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, cross: bool, core: WideCore) -> Tensor:
     if 0 in (q.numel(), k.numel()):
         return q.masked_fill(torch.ones((), dtype=torch.bool, device=q.device), 0.0)  # a part of the graph, as any result
-    dtype = computing_dtype(v)
-    k, values = zero_absent(k.to(dtype), mask), zero_absent(v.to(dtype), mask)
-    return core.attend(_seen(q, k, mask, core), k, values, mask).to(v.dtype)
+    dtype, queries = computing_dtype(v), _existing_queries(q, k, mask, cross, core)
+    wide = (_zeroed(q.to(dtype), queries, core), _zeroed(k.to(dtype), mask, core), _zeroed(v.to(dtype), mask, core))
+    return core.attend_mixed(*wide, mask, queries).to(v.dtype)
 
 
 @without_autocast
-def _maps(q: Tensor, k: Tensor, mask: Tensor | None, core: WideCore) -> Maps:
+def _maps(q: Tensor, k: Tensor, mask: Tensor | None, cross: bool, core: WideCore) -> Maps:
     if 0 in (q.numel(), k.numel()):
-        return {core.name: q.new_zeros(*q.shape[:3], k.shape[2], dtype=computing_dtype(q))}
-    return core.maps(_seen(q, k, mask, core), zero_absent(k.to(computing_dtype(k)), mask), mask)
+        return {name: q.new_zeros(*q.shape[:3], k.shape[2], dtype=computing_dtype(q)) for name in core.map_names()}
+    dtype, queries = computing_dtype(q), _existing_queries(q, k, mask, cross, core)
+    return core.maps(_zeroed(q.to(dtype), queries, core), _zeroed(k.to(dtype), mask, core), mask, queries)
 
 
-def _seen(q: Tensor, k: Tensor, mask: Tensor | None, core: WideCore) -> Tensor:
-    q = q.to(computing_dtype(q))
-    return zero_absent(q, mask) if core.facts.together and q.shape[2] == k.shape[2] else q
+def _existing_queries(q: Tensor, k: Tensor, mask: Tensor | None, cross: bool, core: WideCore) -> Tensor | None:
+    """The mask of the queries (B, N), where they are mixed: that of the keys, where they are the same tokens; None: no mask."""
+    same_tokens = not cross and q.shape[2] == k.shape[2]
+    return mask if core.facts.together and same_tokens else None
+
+
+def _zeroed(x: Tensor, mask: Tensor | None, core: WideCore) -> Tensor:
+    return zero_absent(x, None if core.reads_masked else mask)
 
 
 def zero_absent(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -294,12 +331,12 @@ def check_count(name: str, what: str, given: int) -> None:
         raise ValueError(f"attention {name!r}: {what} is {given!r}; give a whole number of at least 1")
 
 
-def check_length(name: str, max_length: int, given: int) -> None:
+def check_length(name: str, most: int, given: int, *, what: str = "tokens", argument: str = "max_length") -> None:
     """Raises if there are more tokens than a mechanism was made for."""
-    if given > max_length:
+    if given > most:
         raise ValueError(
-            f"attention {name!r}: got {given} tokens, but it was made for at most {max_length}; "
-            f"create it with max_length={given} or more, or a model of it with a larger img_size"
+            f"attention {name!r}: got {given} {what}, but it was made for at most {most}; "
+            f"create it with {argument}={given} or more, or a model of it with a larger img_size"
         )
 
 

@@ -32,9 +32,9 @@ class CosformerCore(FeatureCore):
             check_count(self.name, "max_length", max_length)
         self.max_length = max_length
 
-    def check_call(self, q: Tensor, k: Tensor, bias: Tensor | None) -> None:
+    def check_call(self, q: Tensor, k: Tensor, bias: Tensor | None, cross: bool) -> None:
         """Raises for what the mechanism cannot honour."""
-        super().check_call(q, k, bias)
+        super().check_call(q, k, bias, cross)
         if self.max_length is not None:
             check_length(self.name, self.max_length, max(q.shape[2], k.shape[2]))
 

@@ -25,14 +25,19 @@ class HydraCore(WideCore):
         """(B, H, N, D)."""
         return _unit(q) * (_unit(k) * v).sum(dim=-2, keepdim=True)
 
-    def maps(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Maps:
+    def maps(self, q: Tensor, k: Tensor, mask: Tensor | None, queries: Tensor | None) -> Maps:
         """D maps (B, H, N, M), each for one channel of v."""
         q, k = _unit(q), _unit(k)
-        return {f"channel {c}": q[..., c, None] * k[..., None, :, c] for c in range(self.head_dim)}
+        return {name: q[..., c, None] * k[..., None, :, c] for c, name in enumerate(self.map_names())}
+
+    def map_names(self) -> list[str]:
+        """One for each channel."""
+        return [f"channel {c}" for c in range(self.head_dim)]
 
     def apply_maps(self, maps: Maps, v: Tensor) -> Tensor:
         """Each channel of v by its own map."""
-        return torch.cat([apply_map(maps[f"channel {c}"], v[..., c : c + 1]) for c in range(self.head_dim)], dim=-1)
+        channels = [apply_map(maps[name], v[..., c : c + 1]) for c, name in enumerate(self.map_names())]
+        return torch.cat(channels, dim=-1)
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -11,9 +11,9 @@ logarithms of M and N. Parameters: none.
 Paper: Informer: Beyond Efficient Transformer for Long Sequence Time-Series Forecasting. Source: the Long Range Arena harness of
 Skyformer, whence the default factor and the division by M, which is not the number of drawn keys; it also draws in evaluation.
 Departs: that harness ignores the mask. Here keys are drawn among the n that exist (number ⌊r n⌋ for a uniform r), both means
-divide by n, the softmax is over keys that exist, and tokens that do not exist are not selected where N = M. u and S still
-follow from N and M, so that a sequence with padding is drawn for otherwise than the same one without. as_published=True ignores
-the mask again, as published tables did: what is under it then counts like any other token.
+divide by n, the softmax is over keys that exist, and queries that do not exist are not selected. u and S still follow from N
+and M, so that a sequence with padding is drawn for otherwise than the same one without. as_published=True ignores the mask
+again, as published tables did: what is under it then counts like any other token.
 
 # B batch, H heads, N queries, M keys, D head width, S drawn keys of a query, u selected queries
 """
@@ -24,20 +24,14 @@ import torch
 from torch import Tensor
 
 from polaformer.attention.core import (
-    Bias,
     Facts,
-    Maps,
-    Mask,
-    Size,
     WideCore,
     at_least_one,
     check_count,
     check_flag,
-    check_tensors,
     count_keys,
     masked_softmax,
 )
-from polaformer.attention.nystrom import unit_values
 from polaformer.attention.skyformer import existing_tokens, take_tokens
 
 # Drawn keys are gathered for so many queries at once that they take about four times the memory of all queries.
@@ -54,30 +48,21 @@ class InformerCore(WideCore):
         if factor is not None:
             check_count(self.name, "factor", factor)
         check_flag(self.name, "as_published", as_published)
-        self.factor, self.as_published = factor, as_published
+        self.factor, self.as_published, self.reads_masked = factor, as_published, as_published
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Tensor:
-        """(B, H, N, D) in v's dtype."""
-        check_tensors(self.name, self, q, k, v, mask)
-        return super().forward(q, k, v, mask=None if self.as_published else mask, bias=bias, grid=grid)
-
-    def weights(self, q: Tensor, k: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Maps:
-        """The explicit map, (B, H, N, M)."""
-        check_tensors(self.name, self, q, k, None, mask)
-        return super().weights(q, k, mask=None if self.as_published else mask, bias=bias, grid=grid)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def attend_mixed(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, queries: Tensor | None) -> Tensor:
         """(B, H, N, D)."""
-        selected = self._select(q, k, mask)[..., None]  # (B, H, u, 1)
-        # Too few tokens may exist. The others are zero queries, whose softmax is the mean too.
-        scores = q.gather(2, selected.expand(-1, -1, -1, q.shape[3])) @ k.mT * self.head_dim**-0.5  # (B, H, u, M)
-        exact = masked_softmax(scores, None if mask is None else mask[:, None, None, :]) @ v
-        mean = v.sum(dim=2, keepdim=True) / at_least_one(count_keys(k, mask))  # (B, H, 1, D)
+        selected, weights, exists = self._selected_rows(q, k, mask, queries)
+        exact = weights @ v  # (B, H, u, D)
+        mean = v.sum(dim=2, keepdim=True) / at_least_one(count_keys(k, exists))  # (B, H, 1, D)
         return mean.expand(-1, -1, q.shape[2], -1).scatter(2, selected.expand_as(exact), exact)
 
-    def map(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, H, N, M): what is attended if every key has a channel of v to itself."""
-        return self.attend(q, k, unit_values(k, mask), mask)
+    def map_mixed(self, q: Tensor, k: Tensor, mask: Tensor | None, queries: Tensor | None) -> Tensor:
+        """(B, H, N, M): one over the number of keys in every row, then the softmax in those of the selected queries."""
+        selected, weights, exists = self._selected_rows(q, k, mask, queries)
+        ones = k.new_ones(k.shape[0], 1, 1, k.shape[2]) if exists is None else exists.to(k.dtype)[:, None, None, :]
+        mean = ones / at_least_one(count_keys(k, exists))  # (B, 1, 1, M)
+        return mean.expand(-1, q.shape[1], q.shape[2], -1).scatter(2, selected.expand_as(weights), weights)
 
     def extra_repr(self) -> str:
         """The settings."""
@@ -88,16 +73,27 @@ class InformerCore(WideCore):
         factor = ceil(128 / log(max(num_keys, 2))) if self.factor is None else self.factor
         return _logarithmic(factor, num_queries), _logarithmic(factor, num_keys)
 
+    def _selected_rows(
+        self, q: Tensor, k: Tensor, mask: Tensor | None, queries: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The selected queries (B, H, u, 1), their rows of the map (B, H, u, M), and the mask that holds here."""
+        if self.as_published:
+            mask = queries = None
+        selected = self._select(q, k, mask, queries)[..., None]
+        # Too few queries may exist. The others are zeros, whose softmax is the mean too.
+        scores = q.gather(2, selected.expand(-1, -1, -1, q.shape[3])) @ k.mT * self.head_dim**-0.5
+        return selected, masked_softmax(scores, None if mask is None else mask[:, None, None, :]), mask
+
     @torch.no_grad()
-    def _select(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+    def _select(self, q: Tensor, k: Tensor, mask: Tensor | None, queries: Tensor | None) -> Tensor:
         """The positions (B, H, u) of the queries of largest M_i, those that do not exist last."""
         num_selected, num_drawn = self.counts(q.shape[2], k.shape[2])
         uniforms = torch.rand(q.shape[2], num_drawn, dtype=torch.float32, device=q.device)
         block = ceil(GATHERED * q.shape[2] / num_drawn)
         parts = zip(q.split(block, dim=2), uniforms.split(block), strict=True)
         measure = torch.cat([_sparsity(some, k, mask, drawn) for some, drawn in parts], dim=2)  # (B, H, N)
-        if mask is not None and q.shape[2] == k.shape[2]:
-            measure = measure.masked_fill(~mask[:, None], float("-inf"))
+        if queries is not None:
+            measure = measure.masked_fill(~queries[:, None], float("-inf"))
         return measure.topk(num_selected, dim=2).indices
 
 

@@ -113,15 +113,17 @@ class AttentionLayer(nn.Module):
         grid: (height, width) of the tokens after the prefix, row by row; None: a plain sequence, convolved in one dimension.
         mask: (B, N), or (B, M) with a context; True where the token exists (the opposite of PyTorch's `key_padding_mask`).
             What lies under it influences nothing else; a token that does not exist is no query either. To hide tokens as
-            keys only, give them as the context too: `layer(x, context=x, mask=mask)`.
-        context: (B, M, C), where keys and values come from instead of x. The convolution branch is left out unless M = N.
+            keys only, give them as the context too: `layer(x, context=x, mask=mask)`. A core that `reads_masked`, as some are
+            published, sees what lies under the mask all the same.
+        context: (B, M, C), where keys and values come from instead of x, which may be x itself. Its mask is not the queries',
+            also where M = N. The convolution branch is left out unless M = N. Cores for the tokens of one sequence refuse it.
         sizes: the (height, width) of each sample's own image at the top left of the grid, in a batch of unequal images. What
             is sized by the grid (table, matrix gate) is then sized by the image; the mask still says which tokens exist.
         bias: added to the scores, broadcastable to (B, H, N, M); for cores that form scores (softmax).
         """
         x, source, size = self._inputs(x, grid, mask, context, sizes)
         q, k, v, mask = self._queries_keys_values(x, source, size, mask, sizes)
-        out = self.core(self._split(q), self._split(k), self._split(v), mask=mask, bias=bias, grid=size)
+        out = self.core(self._split(q), self._split(k), self._split(v), mask=mask, bias=bias, grid=size, **_cross(context))
         out = out.transpose(1, 2).flatten(2)  # (B, N, C)
         gate = None if self.gate is None else self.gate(x, size, sizes)
         if self.conv is not None and source.shape[1] == x.shape[1] > self.num_prefix_tokens:
@@ -146,19 +148,20 @@ class AttentionLayer(nn.Module):
         """
         x, source, size = self._inputs(x, grid, mask, context, sizes)
         q, k, _, mask = self._queries_keys_values(x, source, size, mask, sizes)
-        return self.core.weights(self._split(q), self._split(k), mask=mask, bias=bias, grid=size)
+        return self.core.weights(self._split(q), self._split(k), mask=mask, bias=bias, grid=size, **_cross(context))
 
     def set_grid(self, grid: Grid) -> None:
         """Makes the grid the native size of what is sized by it, for good: tables are resized.
 
-        Raises ValueError for a core with parameters for each token, of which there would be too few.
+        Raises ValueError for a core that was made for fewer tokens, or keys.
         """
-        max_length, wanted = getattr(self.core, "max_length", None), self.num_prefix_tokens + grid[0] * grid[1]
-        if max_length is not None and wanted > max_length:
-            raise ValueError(
-                f"{type(self).__name__}: the grid {grid} has {wanted} tokens, but the attention has parameters for "
-                f"{max_length}, which cannot be resized; create the model or layer for the larger size"
-            )
+        for what, limit, size in (("tokens", "max_length", grid), ("keys", "max_keys", self._key_grid(grid))):
+            most, wanted = getattr(self.core, limit, None), self.num_prefix_tokens + size[0] * size[1]
+            if most is not None and wanted > most:
+                raise ValueError(
+                    f"{type(self).__name__}: the grid {grid} has {wanted} {what}, but the attention was made for at most "
+                    f"{most}; create the model or layer for the larger size"
+                )
         if self.key_positions is not None:
             self.key_positions.resize(self._key_grid(grid))
         if isinstance(self.gate, MatrixGate):
@@ -167,12 +170,12 @@ class AttentionLayer(nn.Module):
     def _inputs(
         self, x: Tensor, grid: Grid | None, mask: Tensor | None, context: Tensor | None, sizes: Sequence[Grid] | None
     ) -> tuple[Tensor, Tensor, Grid]:
-        """x and the tokens that keys come from, with masked tokens zeroed, and the grid."""
+        """x and the tokens that keys come from, with masked tokens zeroed unless the core reads them, and the grid."""
         source = x if context is None else context
         size = self._check_call(x, source, grid, mask)
         if sizes is not None:
             check_sizes(type(self).__name__, sizes, x.shape[0], grid, same_length=source.shape[1] == x.shape[1])
-        if mask is not None:
+        if mask is not None and not getattr(self.core, "reads_masked", False):
             # Zeroed here already: NaN under the mask would otherwise reach the projections' gradients.
             source = source.masked_fill(~mask[..., None], 0.0)
         return (source if context is None else x), source, size
@@ -293,6 +296,11 @@ class AttentionLayer(nn.Module):
                 f"{name}: context has {num_context} tokens but the table of key positions has "
                 f"{len(self.key_positions.rows)} rows and the context's grid is not known; give a context of that length"
             )
+
+
+def _cross(context: Tensor | None) -> dict[str, bool]:
+    """What a core is told of a context. Nothing without one, so that a core which knows no `cross` serves there."""
+    return {} if context is None else {"cross": True}
 
 
 class PolaAttention(AttentionLayer):

@@ -5,25 +5,41 @@
 Shapes: q (B, H, N, D), k and v (B, H, M, D); the state Σ φ(k_i)ᵀ v_i is (B, H, D, D).
 Normaliser: the sum over the keys that exist. Cost O((N + M)·D²). Parameters: none.
 Paper: Transformers are RNNs (Katharopoulos et al., 2020). Source: the paper.
-Departs: the Long Range Arena's code, which ignores the mask and adds 1e-6 to the normaliser, and Nyströmformer's, which divides
-by √n instead of normalising.
+Departs: the Long Range Arena's code ignores the mask and adds 1e-6 to the normaliser; as_published=True does the same, so that
+what lies under the mask counts like any other token.
+Departs: Nyströmformer's code divides by √n instead of normalising.
 
 # B batch, H heads, N queries, M keys, D head width
 """
 
 from torch import Tensor
 
-from polaformer.attention.core import Facts, FeatureCore, zero_absent
+from polaformer.attention.core import Facts, FeatureCore, check_flag, zero_absent
+
+EPS = 1e-6
 
 
 class LinearCore(FeatureCore):
-    """ELU + 1 linear attention."""
+    """ELU + 1 linear attention; as_published: as in the Long Range Arena's code."""
 
     name, facts = "linear", Facts("linear")
 
+    def __init__(self, num_heads: int, head_dim: int, *, as_published: bool = False) -> None:
+        super().__init__(num_heads, head_dim)
+        check_flag(self.name, "as_published", as_published)
+        self.as_published, self.reads_masked = as_published, as_published
+
     def features(self, q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """φ(q) and φ(k)."""
-        return _features(q), zero_absent(_features(k), mask)
+        return _features(q), zero_absent(_features(k), None if self.as_published else mask)
+
+    def divisors(self, norms: Tensor, num_keys: Tensor | int) -> Tensor:
+        """One over the norm, or over the norm plus 1e-6."""
+        return 1 / (norms + EPS) if self.as_published else super().divisors(norms, num_keys)
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return f"as_published={self.as_published}"
 
 
 def _features(x: Tensor) -> Tensor:

@@ -40,9 +40,9 @@ class LinformerCore(WideCore):
         else:
             self.projection = nn.Parameter(projection)
 
-    def check_call(self, q: Tensor, k: Tensor, bias: Tensor | None) -> None:
+    def check_call(self, q: Tensor, k: Tensor, bias: Tensor | None, cross: bool) -> None:
         """Raises for what the mechanism cannot honour."""
-        super().check_call(q, k, bias)
+        super().check_call(q, k, bias, cross)
         check_length(self.name, self.max_length, k.shape[2])
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -21,20 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polaformer.attention.core import (
-    Bias,
-    Facts,
-    Maps,
-    Mask,
-    Size,
-    WideCore,
-    attend_in_blocks,
-    check_count,
-    check_flag,
-    check_tensors,
-    masked_softmax,
-)
-from polaformer.ops.precision import computing_dtype, without_autocast
+from polaformer.attention.core import Facts, WideCore, attend_in_blocks, check_count, check_flag, masked_softmax
 
 
 class LocalCore(WideCore):
@@ -46,23 +33,7 @@ class LocalCore(WideCore):
         super().__init__(num_heads, head_dim)
         check_count(self.name, "block", block)
         check_flag(self.name, "as_published", as_published)
-        self.block, self.as_published = block, as_published
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Tensor:
-        """(B, H, N, D) in v's dtype."""
-        if not self.as_published:
-            return super().forward(q, k, v, mask=mask, bias=bias, grid=grid)
-        check_tensors(self.name, self, q, k, v, mask)
-        self.check_call(q, k, bias)
-        return _attend_to_masked(q, k, v, mask, self)
-
-    def weights(self, q: Tensor, k: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Maps:
-        """The explicit map, (B, H, N, N); as published, not zero at masked tokens."""
-        if not self.as_published:
-            return super().weights(q, k, mask=mask, bias=bias, grid=grid)
-        check_tensors(self.name, self, q, k, None, mask)
-        self.check_call(q, k, bias)
-        return _map_of_masked(q, k, mask, self)
+        self.block, self.as_published, self.reads_masked = block, as_published, as_published
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """(B, H, N, D)."""
@@ -74,7 +45,7 @@ class LocalCore(WideCore):
         return out.flatten(2, 3)[:, :, : q.shape[2]]
 
     def map(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, H, N, N)."""
+        """(B, H, N, N); as published, not zero at masked tokens."""
         weights = torch.diag_embed(self._weights(q, k, mask).movedim(2, -1))  # (B, H, S, S, G, G)
         order = (0, 1, 2, 4, 3, 5) if self.as_published else (0, 1, 4, 2, 5, 3)
         full = weights.permute(order).flatten(4, 5).flatten(2, 3)
@@ -111,17 +82,6 @@ class LocalCore(WideCore):
             return masked_softmax(scores, exists)
         # The published −1e10 leaves no digit of a score in float32, whence the average.
         return scores.masked_fill(~(exists & exists.mT), -1e10).softmax(dim=-1)
-
-
-@without_autocast
-def _attend_to_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, core: LocalCore) -> Tensor:
-    dtype = computing_dtype(v)
-    return core.attend(q.to(dtype), k.to(dtype), v.to(dtype), mask).to(v.dtype)
-
-
-@without_autocast
-def _map_of_masked(q: Tensor, k: Tensor, mask: Tensor | None, core: LocalCore) -> Maps:
-    return core.maps(q.to(computing_dtype(q)), k.to(computing_dtype(k)), mask)
 
 
 def fill_up(x: Tensor, length: int) -> Tensor:

@@ -9,6 +9,7 @@ Shapes: q, k and v (B, H, N, D), the same tokens in all three; I, O, I', O' (B, 
 Normaliser: the flows; there is none over tokens, so that outputs grow with their number n. Cost O(N·D²). Parameters: none.
 Paper: Mobile Attention: Mobile-Friendly Linear-Attention for Vision Transformers. Source: thuml/MobileAttention, which has the
 softmax over tokens where the paper speaks of a competition of heads; made for many narrow heads.
+Departs: no dropout after the output projection by default; the released module has 0.05 there, the layer's proj_drop=0.05.
 
 # B batch, H heads, N tokens, D head width
 """

@@ -13,7 +13,9 @@ Departs: keys that do not exist have no part in the normaliser; in the harness t
 Departs: the max of the keys is that of one sample and head; in the harness it is that of the batch, so that samples depend on
 each other through the 1e-4.
 Departs: the orthogonal blocks are uniformly distributed; a QR decomposition alone prefers some signs.
-as_published=True undoes the first two, on which the published table depends.
+as_published=True undoes the first two, on which the rows of Skyformer's harness depend.
+Departs: the Long Range Arena's own rows, which other tables copy, are not FAVOR+: on four tasks φ(x) is relu(x) + 1e-3 without
+projection or mask, and on ListOps there are 2 random features. No switch brings that back.
 
 # B batch, H heads, N queries, M keys, D head width, F features
 """

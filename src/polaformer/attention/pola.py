@@ -56,7 +56,9 @@ class PolaCore(nn.Module):
         self.power = nn.Parameter(torch.zeros(num_heads, head_dim))
         self.scale = nn.Parameter(torch.zeros(num_heads, head_dim)) if learn_scale else None
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Tensor:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None, cross: bool = False
+    ) -> Tensor:
         """(B, H, N, D) in v's dtype, before the gate."""
         check_tensors("pola", self, q, k, v, mask)
         refuse_bias("pola", bias)
@@ -70,7 +72,9 @@ class PolaCore(nn.Module):
             out = variants.same_sign_attention(q, k, wide, self.exponent(), mask=mask, eps=self.eps)
         return out.to(v.dtype)
 
-    def weights(self, q: Tensor, k: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Maps:
+    def weights(
+        self, q: Tensor, k: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None, cross: bool = False
+    ) -> Maps:
         """The explicit maps, (B, H, N, M) each.
 
         polarity "both": {"same", "opposite"}, applied to the first ceil(D/2) and to the other channels of v; any other

@@ -23,7 +23,7 @@ class KeyReduction(nn.Module):
     def forward(self, tokens: Tensor, grid: tuple[int, int], mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Tokens (B, N, C) and mask (B, N) to (B, n, C) and (B, n), n the cells of `reduced_grid`.
 
-        Masked tokens must be zero already. A reduced key exists if any of its tokens does.
+        Masked tokens must be zero already, unless they are to be read. A reduced key exists if any of its tokens does.
         """
         image = self._padded(tokens.mT.unflatten(-1, grid), grid)  # (B, C, H', W')
         reduced = self.norm(self.conv(image).flatten(2).mT)
@@ -34,9 +34,14 @@ class KeyReduction(nn.Module):
 
     def reduced_grid(self, grid: tuple[int, int]) -> tuple[int, int]:
         """The (height, width) of the keys for a (height, width) of tokens."""
-        return -(-grid[0] // self.ratio), -(-grid[1] // self.ratio)
+        return reduced_grid(grid, self.ratio)
 
     def _padded(self, image: Tensor, grid: tuple[int, int]) -> Tensor:
         height, width = self.reduced_grid(grid)
         below, right = height * self.ratio - grid[0], width * self.ratio - grid[1]
         return F.pad(image, (0, right, 0, below)) if below or right else image
+
+
+def reduced_grid(grid: tuple[int, int], ratio: int) -> tuple[int, int]:
+    """The (height, width) of the keys for a (height, width) of tokens."""
+    return -(-grid[0] // ratio), -(-grid[1] // ratio)

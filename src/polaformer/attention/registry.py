@@ -26,6 +26,7 @@ from polaformer.attention.mobile import MobileCore
 from polaformer.attention.nystrom import NystromCore
 from polaformer.attention.performer import PerformerCore
 from polaformer.attention.pola import PolaCore
+from polaformer.attention.reduction import reduced_grid
 from polaformer.attention.reformer import ReformerCore
 from polaformer.attention.skyformer import SkyformerCore
 from polaformer.attention.softmax import SoftmaxCore
@@ -111,10 +112,20 @@ def create_layer(
     if name == "pola":
         return PolaAttention(dim, num_heads, **settings)
     if facts(name).needs_length and "max_length" not in settings and tokens is not None:
-        settings["max_length"] = num_prefix_tokens + (tokens if isinstance(tokens, int) else tokens[0] * tokens[1])
+        settings |= _lengths(own, tokens, num_prefix_tokens, settings.get("reduction", 1)) | options
     core_settings = {key: settings.pop(key) for key in own if key in settings}
     core = create(name, num_heads=num_heads, head_dim=dim // num_heads, **core_settings)
     return AttentionLayer(dim, num_heads, core, **settings)
+
+
+def _lengths(own: list[str], tokens: int | Grid, num_prefix_tokens: int, reduction: int) -> dict[str, int]:
+    """The native number of tokens, and of keys for a mechanism that asks for it; prefix tokens are not reduced."""
+    cells = tokens if isinstance(tokens, int) else tokens[0] * tokens[1]
+    lengths = {"max_length": num_prefix_tokens + cells}
+    if "max_keys" in own and not isinstance(tokens, int):
+        height, width = reduced_grid(tokens, reduction)
+        lengths["max_keys"] = num_prefix_tokens + height * width
+    return lengths
 
 
 def _published_layer(name: str, tokens: int | Grid | None) -> dict[str, Any]:

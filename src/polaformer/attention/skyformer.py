@@ -10,7 +10,9 @@ Paper: Skyformer: Remodel Self-Attention with Gaussian Kernel and Nyström Metho
 evaluation too, and so do we; an odd m, which it does not provide for, gives one landmark more to the keys.
 Departs: drawn are the tokens that exist, wherever they are, where the published code takes the first n positions and so assumes
 padding at the end; there both draw the same.
-Departs: the inverse starts from each matrix's own largest column sum; published code takes the largest of the whole batch.
+Departs: the inverse starts from each matrix's own largest column sum; published code takes the largest of the whole batch and
+of all heads, so that samples depend on each other.
+as_published=True undoes both: of n tokens that exist, number ⌊u n⌋ is the token at that position, a zero if it is masked.
 
 # B batch, H heads, N queries, M keys, D head width, m landmarks
 """
@@ -18,63 +20,68 @@ Departs: the inverse starts from each matrix's own largest column sum; published
 import torch
 from torch import Tensor
 
-from polaformer.attention.core import Facts, WideCore, check_count, check_number, zero_absent
+from polaformer.attention.core import Facts, WideCore, check_count, check_flag, check_number, zero_absent
 from polaformer.attention.nystrom import iterative_inverse
 
 
 class SkyformerCore(WideCore):
-    """Skyformer; num_landmarks is m, gamma is γ, iterations how often the inverse is refined."""
+    """Skyformer; num_landmarks is m, gamma is γ, iterations how often the inverse is refined; as_published: see above."""
 
     name, facts = "skyformer", Facts("linear", approximates="kernelized", stochastic=True, together=True)
 
     def __init__(
-        self, num_heads: int, head_dim: int, *, num_landmarks: int = 128, gamma: float = 0.1, iterations: int = 6
+        self,
+        num_heads: int,
+        head_dim: int,
+        *,
+        num_landmarks: int = 128,
+        gamma: float = 0.1,
+        iterations: int = 6,
+        as_published: bool = False,
     ) -> None:
         super().__init__(num_heads, head_dim)
         check_count(self.name, "num_landmarks", num_landmarks)
         check_count(self.name, "iterations", iterations)
         check_number(self.name, "gamma", gamma, above=True)
-        self.num_landmarks, self.gamma, self.iterations = num_landmarks, gamma, iterations
+        check_flag(self.name, "as_published", as_published)
+        self.num_landmarks, self.gamma, self.iterations, self.as_published = num_landmarks, gamma, iterations, as_published
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def attend_mixed(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, queries: Tensor | None) -> Tensor:
         """(B, H, N, D)."""
-        queries, inverse, keys = self._factors(q, k, mask)
-        return queries @ (inverse @ (keys.mT @ v))
+        left, inverse, right = self._factors(q, k, mask, queries)
+        return left @ (inverse @ (right.mT @ v))
 
-    def map(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+    def map_mixed(self, q: Tensor, k: Tensor, mask: Tensor | None, queries: Tensor | None) -> Tensor:
         """(B, H, N, M)."""
-        queries, inverse, keys = self._factors(q, k, mask)
-        return queries @ inverse @ keys.mT
+        left, inverse, right = self._factors(q, k, mask, queries)
+        return left @ inverse @ right.mT
 
     def extra_repr(self) -> str:
         """The settings."""
-        return f"num_landmarks={self.num_landmarks}, gamma={self.gamma}, iterations={self.iterations}"
+        shown = f"num_landmarks={self.num_landmarks}, gamma={self.gamma}, iterations={self.iterations}"
+        return f"{shown}, as_published={self.as_published}"
 
-    def _factors(self, q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _factors(self, q: Tensor, k: Tensor, mask: Tensor | None, queries: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """κ(Q, S) (B, H, N, m), G⁻¹ (B, H, m, m), and κ(K, S) (B, H, M, m), which is zero for keys that do not exist."""
         q, k = q * self.head_dim**-0.25, k * self.head_dim**-0.25
-        landmarks = self._draw(q, k, mask)
+        landmarks = self._draw(q, k, mask, queries)
         # Distances do not depend on the origin, their digits do.
         origin = landmarks.detach().mean(dim=2, keepdim=True)
         q, k, landmarks = q - origin, k - origin, landmarks - origin
         identity = torch.eye(self.num_landmarks, dtype=q.dtype, device=q.device)
         gram = _gaussian(landmarks, landmarks) + self.gamma * identity
         roots = gram.sum(dim=-1, keepdim=True).rsqrt()  # (B, H, m, 1)
-        inverse = roots * iterative_inverse(roots * gram * roots.mT, self.iterations) * roots.mT
+        normalised = iterative_inverse(roots * gram * roots.mT, self.iterations, one_start=self.as_published)
+        inverse = roots * normalised * roots.mT
         return _gaussian(q, landmarks), inverse, zero_absent(_gaussian(k, landmarks), mask)
 
-    def _draw(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+    def _draw(self, q: Tensor, k: Tensor, mask: Tensor | None, queries: Tensor | None) -> Tensor:
         """S, (B, H, m, D): first those of the queries, then those of the keys."""
         uniforms = torch.rand(self.num_landmarks, dtype=torch.float32, device=q.device)
         of_queries, of_keys = uniforms.tensor_split([self.num_landmarks // 2])
-        queries_exist = mask if q.shape[2] == k.shape[2] else None
-        return torch.cat(
-            [
-                take_tokens(q, existing_tokens(of_queries, queries_exist, q.shape[2])),
-                take_tokens(k, existing_tokens(of_keys, mask, k.shape[2])),
-            ],
-            dim=2,
-        )
+        find = _first_positions if self.as_published else existing_tokens
+        from_queries = take_tokens(q, find(of_queries, queries, q.shape[2]))
+        return torch.cat([from_queries, take_tokens(k, find(of_keys, mask, k.shape[2]))], dim=2)
 
 
 def _gaussian(x: Tensor, y: Tensor) -> Tensor:
@@ -94,6 +101,14 @@ def existing_tokens(uniforms: Tensor, mask: Tensor | None, length: int) -> Tenso
     count = mask.sum(dim=-1, keepdim=True)
     number = torch.minimum((uniforms * count).long(), count - 1)  # u n may round up to n
     return torch.searchsorted(mask.cumsum(dim=-1), number + 1)
+
+
+def _first_positions(uniforms: Tensor, mask: Tensor | None, length: int) -> Tensor:
+    """As `existing_tokens`, but number ⌊u n⌋ is the position itself, as if the n tokens that exist were the first."""
+    if mask is None:
+        return existing_tokens(uniforms, None, length)
+    count = mask.sum(dim=-1, keepdim=True)
+    return torch.minimum((uniforms * count).long(), (count - 1).clamp(min=0))
 
 
 def take_tokens(x: Tensor, index: Tensor) -> Tensor:

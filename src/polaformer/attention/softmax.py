@@ -17,7 +17,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polaformer.attention.core import Bias, Facts, Maps, Mask, Size, apply_map, check_heads, check_number, check_tensors
+from polaformer.attention.core import (
+    Bias,
+    Facts,
+    Maps,
+    Mask,
+    Size,
+    apply_map,
+    check_heads,
+    check_number,
+    check_tensors,
+    masked_softmax,
+    zero_absent,
+)
+from polaformer.ops.precision import computing_dtype, without_autocast
 
 
 class SoftmaxCore(nn.Module):
@@ -34,7 +47,9 @@ class SoftmaxCore(nn.Module):
         self.num_heads, self.head_dim, self.dropout = num_heads, head_dim, dropout
         self.scale = head_dim**-0.5 if scale is None else scale
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Tensor:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None, cross: bool = False
+    ) -> Tensor:
         """(B, H, N, D) in v's dtype."""
         check_tensors("softmax", self, q, k, v, mask)
         if mask is not None:
@@ -43,21 +58,32 @@ class SoftmaxCore(nn.Module):
         dropout = self.dropout if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, _allowed(mask, bias, q.dtype), dropout, scale=self.scale)
 
-    def weights(self, q: Tensor, k: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Maps:
-        """The explicit map, {"softmax": (B, H, N, M)}, before any dropout."""
+    def weights(
+        self, q: Tensor, k: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None, cross: bool = False
+    ) -> Maps:
+        """The explicit map, {"softmax": (B, H, N, M)}, before any dropout, in float32 or float64.
+
+        A row is zero where no key exists or a bias of −∞ hides every one, as the call gives zeros there.
+        """
         check_tensors("softmax", self, q, k, None, mask)
-        if mask is not None:
-            k = k.masked_fill(~mask[:, None, :, None], 0.0)
-        scores = q @ k.mT * self.scale
-        allowed = _allowed(mask, bias, q.dtype)
-        if allowed is not None:
-            scores = scores.masked_fill(~allowed, float("-inf")) if allowed.dtype == torch.bool else scores + allowed
-        weights = scores.softmax(dim=-1)
-        return {"softmax": weights if mask is None else weights * mask[:, None, None, :]}
+        return {"softmax": _map(q, k, mask, bias, self.scale)}
 
     def apply_maps(self, maps: Maps, v: Tensor) -> Tensor:
         """What a call makes of v (B, H, M, D) by the maps that `weights` gave."""
         return apply_map(maps["softmax"], v)
+
+
+@without_autocast
+def _map(q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float) -> Tensor:
+    dtype = computing_dtype(q)
+    scores = q.to(dtype) * scale @ zero_absent(k.to(dtype), mask).mT
+    exists = None if mask is None else mask[:, None, None, :]
+    if bias is not None:
+        bias = bias.to(q.dtype).to(dtype)  # rounded as in a call
+        shown = bias != -inf
+        scores = scores + bias.masked_fill(~shown, 0.0)
+        exists = shown if exists is None else exists & shown
+    return masked_softmax(scores, exists)
 
 
 def _allowed(mask: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:

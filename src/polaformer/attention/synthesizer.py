@@ -2,9 +2,11 @@
 
     out_t = Σ_i softmax_i(⟨q_t, k_i⟩ / √D + R_ti) v_i
 
-Shapes: q (B, H, N, D), k and v (B, H, M, D), R (H, max_length, max_length); N and M tokens use its top left part.
-R starts uniform with variance 1/(H·max_length), the Xavier rule as the Long Range Arena applies it to a tensor of this shape.
-Normaliser: the softmax over the keys that exist. Cost O(N·M·D). Parameters: synthetic, H·max_length².
+Shapes: q (B, H, N, D), k and v (B, H, M, D), R (H, max_length, max_keys); N queries and M keys use its top left part. max_keys
+is max_length unless keys are fewer by design, as PVT's reduced ones are.
+R starts uniform with variance 2/(H·(max_length + max_keys)), the Xavier rule as the Long Range Arena applies it to a tensor of
+this shape; for its square R that is 1/(H·max_length).
+Normaliser: the softmax over the keys that exist. Cost O(N·M·D). Parameters: synthetic, H·max_length·max_keys.
 Paper: Synthesizer: Rethinking Self-Attention for Transformer Models. Source: google-research/long-range-arena, whose trainer
 leaves the model at this variant; factorised R, R without the dot product, and "dense" synthesizers are not here.
 
@@ -21,22 +23,25 @@ from polaformer.attention.core import Facts, WideCore, check_count, check_length
 
 
 class SynthesizerCore(WideCore):
-    """Random synthesizer attention for at most `max_length` queries and keys."""
+    """Random synthesizer attention for at most `max_length` queries and `max_keys` keys (None: max_length)."""
 
     name, facts = "synthesizer", Facts("quadratic", needs_length=True)
 
-    def __init__(self, num_heads: int, head_dim: int, *, max_length: int) -> None:
+    def __init__(self, num_heads: int, head_dim: int, *, max_length: int, max_keys: int | None = None) -> None:
         super().__init__(num_heads, head_dim)
         check_count(self.name, "max_length", max_length)
-        self.max_length = max_length
-        self.synthetic = nn.Parameter(torch.empty(num_heads, max_length, max_length))
-        bound = sqrt(3 / (num_heads * max_length))
+        if max_keys is not None:
+            check_count(self.name, "max_keys", max_keys)
+        self.max_length, self.max_keys = max_length, max_length if max_keys is None else max_keys
+        self.synthetic = nn.Parameter(torch.empty(num_heads, self.max_length, self.max_keys))
+        bound = sqrt(6 / (num_heads * (self.max_length + self.max_keys)))
         nn.init.uniform_(self.synthetic, -bound, bound)
 
-    def check_call(self, q: Tensor, k: Tensor, bias: Tensor | None) -> None:
+    def check_call(self, q: Tensor, k: Tensor, bias: Tensor | None, cross: bool) -> None:
         """Raises for what the mechanism cannot honour."""
-        super().check_call(q, k, bias)
-        check_length(self.name, self.max_length, max(q.shape[2], k.shape[2]))
+        super().check_call(q, k, bias, cross)
+        check_length(self.name, self.max_length, q.shape[2], what="queries")
+        check_length(self.name, self.max_keys, k.shape[2], what="keys", argument="max_keys")
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """(B, H, N, D)."""
@@ -54,7 +59,7 @@ class SynthesizerCore(WideCore):
 
     def extra_repr(self) -> str:
         """The settings."""
-        return f"max_length={self.max_length}"
+        return f"max_length={self.max_length}, max_keys={self.max_keys}"
 
     def _synthetic(self, q: Tensor, k: Tensor) -> Tensor:
         """R for these queries and keys, (H, N, M)."""

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polaformer.attention import PolaAttention, WindowAttention
-from polaformer.attention.core import Bias, Mask, Size
+from polaformer.attention.core import Bias, Mask, Size, masked_softmax
 from polaformer.attention.gate import LinearGate
 from polaformer.attention.softmax import SoftmaxCore
 from polaformer.attention.tables import Grid
@@ -41,9 +41,14 @@ def as_published(model: nn.Module) -> nn.Module:
 class PublishedSoftmax(SoftmaxCore):
     """Softmax attention by its explicit map, as in the authors' windows."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None) -> Tensor:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None, cross: bool = False
+    ) -> Tensor:
         """(B, H, N, D) in v's dtype."""
-        return self.weights(q, k, mask=mask, bias=bias)["softmax"] @ v
+        scores = q @ k.mT * self.scale
+        if bias is not None:
+            scores = scores + bias.to(q.dtype)
+        return masked_softmax(scores, None if mask is None else mask[:, None, None, :]) @ v
 
 
 class PublishedLayer(nn.Module):
