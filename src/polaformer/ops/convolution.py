@@ -284,13 +284,33 @@ def _call(
         raise MemoryError(f"{name}: no memory for the kernel's work on shape {tuple(attended.shape)}")
 
 
+def why_not() -> str | None:
+    """Why the kernel cannot be used here, in one line; None if it can. Compiles it if that was not done before."""
+    return _loaded()[1]
+
+
+def options() -> list[str]:
+    """What the kernel was built with beside the options of every build; nothing where there is no kernel."""
+    library = _loaded()[0]
+    return [] if library is None else native.options_of(library)
+
+
+@functools.cache
+def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
+    """The kernel, or why there is none."""
+    reason = cpu.why_not()
+    if reason is not None:
+        return None, reason
+    try:
+        return native.load(SOURCE), None
+    except native.BuildError as error:
+        return None, str(error)
+
+
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    """The kernel, or None where it cannot be built."""
-    if cpu.why_not() is not None:  # which was told, or will be
-        return None
-    try:
-        return native.load(SOURCE)
-    except native.BuildError as error:
-        warnings.warn(f"polaformer: plain PyTorch computes the layer's convolution and gate, slower: {error}", stacklevel=2)
-        return None
+    """The kernel, or None where there is none, which is told once: here, or by the operator whose kernel is missing too."""
+    library, reason = _loaded()
+    if reason is not None and cpu.why_not() is None:
+        warnings.warn(f"polaformer: plain PyTorch computes the layer's convolution and gate, slower: {reason}", stacklevel=2)
+    return library
