@@ -149,6 +149,18 @@ def test_a_layer_in_half_precision_compiles_as_one_graph(dtype):
     assert torch.equal(compiled(x), layer(x, grid=(5, 4)))
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+def test_views_that_are_negated_only_when_they_are_read_are_read_negated(recorded):
+    inputs, grid = tensors("prefix tokens", torch.float32)
+    inputs = [x.detach() for x in inputs]
+    bias = inputs[3].clone().requires_grad_(recorded)
+    for index in (0, 1, 2, 4):
+        views, wanted = list(inputs), list(inputs)
+        views[index], wanted[index] = torch._neg_view(inputs[index]), -inputs[index]
+        views[3] = wanted[3] = bias
+        assert torch.equal(gated_convolution(*views, grid), gated_convolution(*wanted, grid))
+
+
 def test_a_default_device_is_not_taken_for_that_of_the_tensors():
     inputs, grid = tensors("a grid", torch.float32)
     wanted = with_gradients(gated_convolution, inputs, grid, torch.ones_like(inputs[0]))

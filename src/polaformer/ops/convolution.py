@@ -1,7 +1,8 @@
 """The tail of the attention layer: (attended + depthwise convolution of the values) ⊙ gate, on tokens.
 
 On a CPU a native kernel does all of it in one pass over tokens as they lie (cpu_convolution.cpp); elsewhere, and where there
-is no compiler, it is written with PyTorch's convolution.
+is no compiler, it is written with PyTorch's convolution. The layer's option `backend` chooses the operator's implementation
+and not this one: a layer with backend="torch" uses this kernel too, unless POLAFORMER_NATIVE=0 switches all native code off.
 
 # B batch, P prefix tokens, H·W cells of the grid, C = heads · D channels, k kernel
 """

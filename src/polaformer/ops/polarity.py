@@ -14,7 +14,7 @@ from polaformer.ops import backends, linear, reference
 from polaformer.ops.backends import BACKENDS
 from polaformer.ops.calls import nobody_looks, plain_operations_wanted
 from polaformer.ops.layout import empty_like_heads
-from polaformer.ops.precision import computing_dtype
+from polaformer.ops.precision import DTYPES, computing_dtype
 
 
 def polarity_attention(
@@ -228,6 +228,9 @@ def _check(
             raise TypeError(
                 f"{where}: {name} has dtype {tensor.dtype}; give a floating-point tensor, for instance {name}.float()"
             )
+    if q.dtype not in DTYPES:
+        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        raise TypeError(f"{where}: q has dtype {q.dtype}; give q, k and v in one of {allowed}, for instance q.bfloat16()")
     if not q.dtype == k.dtype == v.dtype:
         raise TypeError(f"{where}: q, k and v have dtypes {q.dtype}, {k.dtype} and {v.dtype}; give them one dtype")
     for name, tensor in named.items():
