@@ -10,8 +10,19 @@ from torch import Tensor
 
 from polaformer.bench import forecast
 from polaformer.bench.agreement import Attention, Difference, differences, random_inputs, worst
-from polaformer.bench.contenders import COMPILED, CONTENDERS, SAFE, UNSAFE, YARDSTICK, Contender, compiled, working
-from polaformer.bench.op import SGEMM_SIZE, TOLERANCE, benchmark, correctness
+from polaformer.bench.contenders import (
+    COMPILED,
+    CONTENDERS,
+    SAFE,
+    UNSAFE,
+    YARDSTICK,
+    Contender,
+    compiled,
+    polarity_in_linear_form,
+    working,
+)
+from polaformer.bench.gate import correctness
+from polaformer.bench.op import SGEMM_SIZE, TOLERANCE, benchmark
 from polaformer.ops import backends, reference
 from polaformer.ops.polarity import polarity_attention
 
@@ -19,7 +30,7 @@ SHAPE = (1, 2, 24, 6)
 
 
 def contender(attention: Attention) -> Contender:
-    return Contender(lambda _: attention, reference.polarity_attention)
+    return Contender(lambda _: attention, reference.polarity_attention, polarity_in_linear_form)
 
 
 def wrong_value(q: Tensor, k: Tensor, v: Tensor, power: Tensor) -> Tensor:

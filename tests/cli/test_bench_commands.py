@@ -173,6 +173,8 @@ def test_the_environment_names_backends_versions_and_machine(capsys: pytest.Capt
     assert code == 0
     for text in ("Backends", "torch", "cpu", "triton", "timm", "datasets", "C++ compiler", "built kernels", "devices"):
         assert text in out
+    for text in ("kernel of polarity attention", "kernel of convolution and gate"):
+        assert text in out
     assert str(Path.home()) not in out or str(Path.home()) == "/"
 
 
@@ -183,6 +185,7 @@ def test_the_environment_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["backends"]["torch"]["works"]
     assert found["versions"]["torch"]
     assert found["machine"]["cpu"]
+    assert all(set(kernel) == {"works", "reason", "options"} for kernel in found["kernels"].values())
     assert set(found["bfloat16_on_cpu"]) == {"works", "reason"}
 
 

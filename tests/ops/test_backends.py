@@ -39,6 +39,20 @@ def tokens(dtype: torch.dtype = torch.float32, width: int = 6, device: str = "cp
     return torch.empty(2, 3, 7, width, dtype=dtype, device=device)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+@pytest.mark.parametrize("recorded", [False, True])
+def test_views_that_are_negated_only_when_they_are_read_are_read_negated(backend, recorded, kernel):
+    """As the imaginary part of a conjugate is: its memory holds the negative of its values."""
+    tensors = [x.detach() for x in random_inputs(dtype=torch.float32)[:3]]
+    wanted, views = [-x for x in tensors], [torch._neg_view(x) for x in tensors]
+    assert all(view.is_neg() for view in views)
+    power = torch.full((3, 6), 3.0, requires_grad=recorded)
+    for chosen in itertools.product((False, True), repeat=3):
+        mixed = [view if one else x for one, view, x in zip(chosen, views, wanted, strict=True)]
+        found = polarity_attention(*mixed, power, backend=backend)
+        assert torch.equal(found, polarity_attention(*wanted, power, backend=backend))
+
+
 # ---- auto ----
 
 

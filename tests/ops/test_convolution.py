@@ -8,6 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from oracle import relative_error
+from polaformer import PolaAttention
 from polaformer.ops import convolution, cpu
 from polaformer.ops.convolution import gated_convolution, plain
 
@@ -129,6 +130,35 @@ def test_the_kernel_is_left_alone_where_its_compiler_knew_no_float16(monkeypatch
     monkeypatch.setattr(cpu, "has_float16", lambda: False)
     monkeypatch.setattr(convolution, "_call", None)
     gated_convolution(*inputs, grid).sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_compiles_as_one_graph(dtype):
+    inputs, grid = tensors("prefix tokens", dtype)
+    cotangent = torch.randn_like(inputs[0])
+    compiled = torch.compile(lambda *x: gated_convolution(*x, grid), fullgraph=True, backend="eager")
+    found = with_gradients(lambda *x: compiled(*x[:-1]), inputs, grid, cotangent)
+    wanted = with_gradients(gated_convolution, inputs, grid, cotangent)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_layer_in_half_precision_compiles_as_one_graph(dtype):
+    layer, x = PolaAttention(16, 2).to(dtype), torch.randn(1, 20, 16, dtype=dtype)
+    compiled = torch.compile(lambda x: layer(x, grid=(5, 4)), fullgraph=True, backend="eager")
+    assert torch.equal(compiled(x), layer(x, grid=(5, 4)))
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_views_that_are_negated_only_when_they_are_read_are_read_negated(recorded):
+    inputs, grid = tensors("prefix tokens", torch.float32)
+    inputs = [x.detach() for x in inputs]
+    bias = inputs[3].clone().requires_grad_(recorded)
+    for index in (0, 1, 2, 4):
+        views, wanted = list(inputs), list(inputs)
+        views[index], wanted[index] = torch._neg_view(inputs[index]), -inputs[index]
+        views[3] = wanted[3] = bias
+        assert torch.equal(gated_convolution(*views, grid), gated_convolution(*wanted, grid))
 
 
 def test_a_default_device_is_not_taken_for_that_of_the_tensors():

@@ -9,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -16,7 +17,8 @@ import pytest
 import torch
 
 from oracle import random_inputs, relative_error
-from polaformer.ops import backends, cpu, native, reference
+from polaformer.bench import environment
+from polaformer.ops import backends, convolution, cpu, native, reference
 from polaformer.ops.polarity import polarity_attention
 
 REAL = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
@@ -37,7 +39,8 @@ def cache(tmp_path, monkeypatch) -> Path:
 
 
 def _forget() -> None:
-    for function in (cpu._library, native._version, backends._fastest, backends._tell_that_the_plain_path_serves):
+    told = (backends._fastest, backends._tell_that_the_plain_path_serves)
+    for function in (cpu._library, convolution._loaded, convolution._library, native._version, *told):
         function.cache_clear()
 
 
@@ -57,11 +60,11 @@ def _script(path: Path, *lines: str) -> str:
 
 @pytest.fixture
 def compilations(tmp_path, monkeypatch):
-    """A compiler that notes its calls, but for questions after its version; gives the number of them so far."""
+    """A compiler that notes its calls, but for questions after its version; gives how often it compiled more than nothing."""
     log = tmp_path / "log"
     wrapper = _script(tmp_path / "noting-compiler", f'[ "$1" = --version ] || echo "$@" >> {log}', f'exec {REAL} "$@"')
     monkeypatch.setenv("CXX", wrapper)
-    return lambda: len(log.read_text().splitlines()) if log.exists() else 0
+    return lambda: sum("empty.cpp" not in line for line in log.read_text().splitlines()) if log.exists() else 0
 
 
 def _one_line(source: Path) -> str:
@@ -143,7 +146,75 @@ def test_a_compiler_that_does_not_know_an_option_builds_without_it(unknown, sour
     refuse = f'case " $* " in *" {unknown} "*) echo "error: unknown {unknown}" >&2; exit 1;; esac'
     accept = f'exec {REAL} $(echo "$@" | sed s/-mcpu=native//)'  # which this one may not know
     monkeypatch.setenv("CXX", _script(tmp_path / "older", refuse, accept))
-    assert native.load(source).answer() == 42
+    library = native.load(source)
+    assert library.answer() == 42
+    assert native.options_of(library) == {"-march=native": ["-mcpu=native", "-fopenmp"], "-fopenmp": ["-march=native"]}[unknown]
+
+
+@needs_compiler
+def test_options_are_asked_for_once_and_the_best_are_taken(source, tmp_path, monkeypatch):
+    log = tmp_path / "log"
+    monkeypatch.setenv("CXX", _script(tmp_path / "noting", f'echo "$@" >> {log}', f'exec {REAL} "$@"'))
+    assert native.options_of(native.load(source)) == ["-march=native", "-fopenmp"]
+    asked, compiled = (line for line in log.read_text().splitlines() if line != "--version")
+    assert "empty.cpp" in asked
+    assert "-march=native -fopenmp" in compiled
+    log.unlink()
+    native._version.cache_clear()
+    native.load(source)
+    assert log.read_text().split() == ["--version"]
+
+
+@needs_compiler
+@pytest.mark.parametrize("step", ["empty.cpp", "tiny.cpp"])
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("kill -9 $$", "was ended by signal 9"),
+        ("echo 'g++: fatal error: Killed signal terminated program cc1plus' >&2; exit 1", "Killed signal terminated"),
+        ("echo 'fatal error: error writing to x.s: No space left on device' >&2; exit 1", "No space left on device"),
+    ],
+)
+def test_a_compiler_that_fails_once_without_fault_of_an_option_leaves_no_slow_kernel(
+    how, told, step, source, cache, tmp_path, monkeypatch
+):
+    """A kernel without -march=native takes several times as long; kept, it would for good."""
+    once = tmp_path / "failed once"
+    fail = f'case "$*" in *{step}*) [ -e "{once}" ] || {{ touch "{once}"; {how}; }};; esac'
+    monkeypatch.setenv("CXX", _script(tmp_path / "killed", fail, f'exec {REAL} "$@"'))
+    assert told in _one_line(source)
+    assert list(cache.iterdir()) == []
+    assert native.options_of(native.load(source)) == ["-march=native", "-fopenmp"]
+
+
+@needs_compiler
+def test_what_fails_whatever_the_options_is_compiled_once_and_not_kept(source, cache, compilations):
+    source.write_text("this is not C++")
+    assert "error" in _one_line(source)
+    assert compilations() == 1
+    assert list(cache.iterdir()) == []
+
+
+@needs_compiler
+def test_a_file_whose_name_tells_no_options_is_not_trusted(source, cache, compilations):
+    """So were they named when a compiler's bad moment could leave a slow one."""
+    native.load(source)
+    (path,) = cache.iterdir()
+    path.rename(path.with_name(f"{path.name.split('.')[0]}.so"))
+    native.load(source)
+    assert compilations() == 2
+
+
+@needs_compiler
+def test_folders_of_killed_builds_are_removed_when_they_are_old_and_nothing_else_is(source, cache):
+    names = [f"{native.WORKSHOP}old", f"{native.WORKSHOP}running", "somebody's"]
+    for name in names:
+        (cache / name).mkdir()
+        (cache / name / "half").write_text("")
+    for name in (names[0], names[2]):
+        os.utime(cache / name, (0, time.time() - native.LEFT_OVER - 60))
+    native.load(source)
+    assert {path.name for path in cache.iterdir() if path.is_dir()} == set(names[1:])
 
 
 @needs_compiler
@@ -153,6 +224,25 @@ def test_building_is_told_of_once(source, caplog):
         native.load(source)
     (told,) = (record.getMessage() for record in caplog.records)
     assert "tiny.cpp for this processor, once" in told
+
+
+@needs_compiler
+def test_the_environment_tells_how_both_kernels_were_built_or_why_not(monkeypatch, tmp_path):
+    with monkeypatch.context() as slow:
+        slow.setattr(native, "FOR_THIS_PROCESSOR", ("",))
+        found = environment.environment()
+    assert found["backends"]["cpu"]["reason"].startswith("a native kernel for any processor, slow")
+    assert found["kernels"]["polarity attention"]["reason"] == "slow: built for any processor (-fopenmp)"
+    assert found["kernels"]["convolution and gate"]["reason"] == "slow: built for any processor (-fopenmp)"
+    _forget()
+    refuse = 'case "$*" in *cpu_convolution.cpp*) echo "error: no luck" >&2; exit 1;; esac'
+    monkeypatch.setenv("CXX", _script(tmp_path / "half", refuse, f'exec {REAL} -O0 "$@"'))
+    monkeypatch.setattr(native, "OPTIONS", tuple(one for one in native.OPTIONS if one != "-O3"))
+    kernels = environment.environment()["kernels"]
+    assert kernels["polarity attention"]["options"] == ["-march=native", "-fopenmp"]
+    assert kernels["polarity attention"]["reason"] == "built for this processor (-march=native -fopenmp)"
+    assert not kernels["convolution and gate"]["works"]
+    assert "error: no luck" in kernels["convolution and gate"]["reason"]
 
 
 # ---- the cache ----
@@ -214,9 +304,8 @@ def test_processes_that_build_at_the_same_time_both_succeed(source, cache, tmp_p
     inside = tmp_path / "inside"
     inside.mkdir()
     wait = f"until [ $(ls {inside} | wc -l) -ge 2 ] || [ $((i = i + 1)) -ge 500 ]; do sleep 0.02; done"
-    compiler = _script(
-        tmp_path / "waiting", f'[ "$1" = --version ] && exec {REAL} "$@"', f"touch {inside}/$$", wait, f'exec {REAL} "$@"'
-    )
+    others = f'case "$*" in *tiny.cpp*) ;; *) exec {REAL} "$@";; esac'
+    compiler = _script(tmp_path / "waiting", others, f"touch {inside}/$$", wait, f'exec {REAL} "$@"')
     monkeypatch.setenv("CXX", compiler)
     assert [_answer(process) for process in [_start(source), _start(source)]] == ["42", "42"]
     assert len(list(inside.iterdir())) == 2, "they did not build at the same time"

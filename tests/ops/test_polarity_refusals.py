@@ -44,6 +44,13 @@ def _bad_inputs():
         "integers": ((q.long(), k, v, power), {}, TypeError, "q has dtype torch.int64; give a floating-point tensor"),
         "integer power": ((q, k, v, power.long()), {}, TypeError, "power has dtype torch.int64"),
         "complex": ((q.cfloat(), k, v, power), {}, TypeError, "q has dtype torch.complex64"),
+        "float8": (
+            (q.to(torch.float8_e4m3fn), k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn), power),
+            {},
+            TypeError,
+            "q has dtype torch.float8_e4m3fn; give q, k and v in one of float32, float64, bfloat16, float16",
+        ),
+        "float8 keys": ((q, k.to(torch.float8_e4m3fn), v, power), {}, TypeError, "give them one dtype"),
         "array": ((q.numpy(), k, v, power), {}, TypeError, "q is a ndarray; give a torch.Tensor"),
         "dtypes": (
             (q, k.half(), v, power),

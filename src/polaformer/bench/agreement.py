@@ -3,8 +3,9 @@
 # B batch, H heads, N queries and keys, D head width
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import isfinite
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,10 @@ from torch import Tensor
 
 Shape = tuple[int, int, int, int]  # (B, H, N, D)
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # q, k, v, power → output
+
+# Of what cancels. Rounding to fp32 leaves some 1e-7 of it, which must stay far below the tolerance of 1e-5; the usual gradient,
+# in which little cancels, is well above the floor, so that it changes nothing there.
+FLOOR = 0.3
 
 
 class Inputs(NamedTuple):
@@ -29,7 +34,7 @@ class Difference:
     """How far a tensor is from the truth; NaN in it makes both numbers NaN."""
 
     largest: float  # max |x − truth|
-    relative: float  # ‖x − truth‖ / ‖truth‖, Euclidean
+    relative: float  # ‖x − truth‖ / ‖truth‖, Euclidean; where the truth all but cancels, against a share of what cancels
     nan_share: float  # of the entries of x
     zero_share: float
 
@@ -57,25 +62,34 @@ def random_inputs(
 
 
 def differences(
-    attention: Attention, truth: Attention, inputs: Inputs, rows: Sequence[int] | None = None, *, gradients: bool = True
+    attention: Attention, truth: Attention, inputs: Inputs, *, gradients: bool = True, piece: int | None = None
 ) -> dict[str, Difference]:
     """How far `attention` on the inputs as they are is from `truth` on the same numbers in float64.
 
     By name: "output", and the gradients of "q", "k", "v" and "power" (zeros where a mechanism does not use its power), unless
     gradients is False.
-    rows: queries to compare, all unless given. The attention still runs over all of them, but a gradient comes back to these
-    alone, so that the truth, quadratic as it is, need only be told about these.
+    piece: queries that the truth takes at a time, all unless given, so that its maps need less memory: queries do not know of
+    each other, and the gradients of what they share add up.
     """
-    chosen = list(range(inputs.q.shape[2])) if rows is None else list(rows)
-    grad = torch.zeros_like(inputs.grad)
-    grad[:, :, chosen] = inputs.grad[:, :, chosen]
     exact = Inputs(*(x.double() for x in inputs))
-    exact = exact._replace(q=exact.q[:, :, chosen], grad=exact.grad[:, :, chosen])
     names = ("output", *inputs._fields[:4]) if gradients else ("output",)
     compute = _output_and_gradients if gradients else _output
-    found = compute(attention, inputs._replace(grad=grad))
-    found[:2] = [x[:, :, chosen] for x in found[:2]]  # the output and the gradient of q
-    return {name: _difference(x, y) for name, x, y in zip(names, found, compute(truth, exact), strict=True)}
+    found = zip(names, compute(attention, inputs), _in_pieces(compute, truth, exact, piece), strict=True)
+    terms = _terms(exact)
+    return {name: difference(x, y, floor=FLOOR * terms[name]) for name, x, y in found}
+
+
+def _terms(inputs: Inputs) -> dict[str, float]:
+    """The norms that the output and the gradients have when the terms of their sums do not cancel, roughly.
+
+    Each row of the output is a mean of values over M keys, in which independent terms leave 1/√M. A gradient of q or k is one
+    of differences of values, in units of 1/q or 1/k; with a single key it is exactly 0, and what is computed is rounding.
+    """
+    q, k, v, _, grad = inputs
+    value, mean = float(v.norm(dim=-1).square().mean().sqrt()), max(1, k.shape[2]) ** -0.5
+    slope = float(grad.norm()) * mean
+    through = {name: slope * value * float(x.norm(dim=-1).pow(-2).mean().sqrt()) for name, x in {"q": q, "k": k}.items()}
+    return {"output": value * mean * q[..., 0].numel() ** 0.5, **through, "v": slope, "power": slope * value}
 
 
 def worst(found: dict[str, Difference]) -> float:
@@ -95,9 +109,23 @@ def _output_and_gradients(attention: Attention, inputs: Inputs) -> list[Tensor]:
     return [output.detach(), *torch.autograd.grad(output, leaves, inputs.grad, materialize_grads=True)]
 
 
-def _difference(x: Tensor, truth: Tensor) -> Difference:
+def _in_pieces(compute: Callable[..., list[Tensor]], truth: Attention, exact: Inputs, piece: int | None) -> list[Tensor]:
+    parts = list(zip(*(x.split(piece or max(1, x.shape[2]), dim=2) for x in (exact.q, exact.grad)), strict=True))
+    outputs: list[Tensor] = []
+    of_queries: list[Tensor] = []
+    shared: list[Tensor] = []
+    for q, grad in parts:
+        output, *gradients = compute(truth, exact._replace(q=q, grad=grad))
+        outputs.append(output)
+        of_queries += gradients[:1]
+        shared = [a + b for a, b in zip(shared, gradients[1:], strict=True)] if shared else gradients[1:]
+    return [torch.cat(x, dim=2) for x in (outputs, of_queries) if x] + shared
+
+
+def difference(x: Tensor, truth: Tensor, floor: float = 0.0) -> Difference:
+    """How far x is from the truth, which is in float64; floor: the least norm that the distance is divided by."""
     x = x.double()
-    distance, size = float((x - truth).norm()), float(truth.norm())
+    distance, size = float((x - truth).norm()), max(float(truth.norm()), floor if isfinite(floor) else 0.0)
     relative = distance / size if size > 0 else (0.0 if distance == 0 else float("inf"))
     return Difference(
         largest=float((x - truth).abs().max()),

@@ -8,6 +8,7 @@ To add a rival, add it to CONTENDERS: how to build it for a shape, and the slow 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from polaformer.attention import create
 from polaformer.bench.agreement import Attention, Shape
-from polaformer.ops import backends, cpu, reference
+from polaformer.ops import backends, cpu, linear, reference
 from polaformer.ops.polarity import polarity_attention
 
 PUBLISHED_EPS = 1e-6
@@ -43,6 +44,7 @@ class Contender:
 
     build: Callable[[Shape], Attention]
     truth: Attention  # on float64 inputs, by explicit N×M maps
+    linear: Attention | None = None  # the same in O(N), where there is such a form
     flops: Callable[[Shape], int] = polarity_flops  # of a forward pass, products of matrices alone
     backend: str | None = None  # of our operator; None for rivals
     is_compiled: bool = False  # its first call at a shape takes long and may fail
@@ -70,18 +72,24 @@ def working(device: str = "cpu", *, backward: bool = True) -> tuple[dict[str, Co
     return {name: one for name, one in there.items() if one.is_safe or not backward}, notes
 
 
+def polarity_in_linear_form(q: Tensor, k: Tensor, v: Tensor, power: Tensor, eps: float = 0.0) -> Tensor:
+    """Eq. 6 in O(N), plain and in the dtype of its input; in one block if autograd looks on, whose derivative is its own."""
+    block = None if torch.is_grad_enabled() else linear.block_size(q)
+    return linear.forward(q, k, v, power, None, eps, block)[0]
+
+
 def _polarity(backend: str) -> Contender:
     def ours(q: Tensor, k: Tensor, v: Tensor, power: Tensor) -> Tensor:
         return polarity_attention(q, k, v, power, backend=backend)
 
-    return Contender(lambda _: ours, reference.polarity_attention, backend=backend)
+    return Contender(lambda _: ours, reference.polarity_attention, polarity_in_linear_form, backend=backend)
 
 
 def _unshifted() -> Contender:
     def unsafe(q: Tensor, k: Tensor, v: Tensor, power: Tensor) -> Tensor:
         return cpu.forward(q, k, v, power, None, None, 0.0, shifted=False)[0]
 
-    return Contender(lambda _: unsafe, reference.polarity_attention, backend="cpu", is_safe=False)
+    return Contender(lambda _: unsafe, reference.polarity_attention, polarity_in_linear_form, backend="cpu", is_safe=False)
 
 
 def published(q: Tensor, k: Tensor, v: Tensor, power: Tensor) -> Tensor:
@@ -89,11 +97,13 @@ def published(q: Tensor, k: Tensor, v: Tensor, power: Tensor) -> Tensor:
     return reference.published_polarity_attention(q, k, v, power, eps=PUBLISHED_EPS)
 
 
-def _published(*, is_compiled: bool = False) -> Contender:
-    def truth(q: Tensor, k: Tensor, v: Tensor, power: Tensor) -> Tensor:
-        return reference.polarity_attention(q, k, v, power, eps=PUBLISHED_EPS)
+published_maps = partial(reference.polarity_attention, eps=PUBLISHED_EPS)
+published_in_linear_form = partial(polarity_in_linear_form, eps=PUBLISHED_EPS)
 
-    return Contender((lambda _: compiled(published)) if is_compiled else lambda _: published, truth, is_compiled=is_compiled)
+
+def _published(*, is_compiled: bool = False) -> Contender:
+    build = (lambda _: compiled(published)) if is_compiled else lambda _: published
+    return Contender(build, published_maps, published_in_linear_form, is_compiled=is_compiled)
 
 
 def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -113,7 +123,11 @@ def _linear() -> Contender:
         scores = (F.elu(q) + 1) @ (F.elu(k) + 1).mT
         return scores / scores.sum(dim=-1, keepdim=True) @ v
 
-    return Contender(build, truth, linear_flops)
+    def in_linear_form(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
+        queries, keys = F.elu(q) + 1, F.elu(k) + 1
+        return queries @ (keys.mT @ v) / (queries @ keys.sum(dim=-2, keepdim=True).mT)
+
+    return Contender(build, truth, in_linear_form, linear_flops)
 
 
 def softmax_by_maps(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
@@ -125,7 +139,7 @@ def _softmax() -> Contender:
     def fused(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v)
 
-    return Contender(lambda _: fused, softmax_by_maps, softmax_flops)
+    return Contender(lambda _: fused, softmax_by_maps, flops=softmax_flops)
 
 
 YARDSTICK = "polarity (published)"
@@ -143,4 +157,4 @@ CONTENDERS: dict[str, Contender] = {
 }
 # What is compared for memory alone: its time is that of another age.
 MATERIALISED = "softmax (materialised)"
-FOR_MEMORY: dict[str, Contender] = {MATERIALISED: Contender(lambda _: softmax_by_maps, softmax_by_maps, softmax_flops)}
+FOR_MEMORY: dict[str, Contender] = {MATERIALISED: Contender(lambda _: softmax_by_maps, softmax_by_maps, flops=softmax_flops)}

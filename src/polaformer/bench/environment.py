@@ -5,13 +5,13 @@ import subprocess
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from polaformer import __version__
 from polaformer.bench.machine import fingerprint
-from polaformer.ops import backends, native
+from polaformer.ops import backends, convolution, cpu, native
 from polaformer.ops.processor import why_no_bfloat16
 
 # What is told of beside the library itself; the extra that brings it, "" for what always comes.
@@ -42,6 +42,7 @@ def environment() -> dict[str, Any]:
         "devices": devices(),
         "bfloat16_on_cpu": {"works": why_no_bfloat16() is None, "reason": why_no_bfloat16()},
         "compiler": _compiler(),
+        "kernels": {"polarity attention": _kernel(cpu), "convolution and gate": _kernel(convolution)},
         "kernel_cache": _cache(),
     }
 
@@ -75,6 +76,30 @@ def _statuses() -> Sequence[backends.Status]:
         return [
             backends.Status(name, name == "torch", what if name == "torch" else reason) for name, what in backends.WHAT.items()
         ]
+
+
+class Kernel(Protocol):
+    """A module with a native kernel."""
+
+    def why_not(self) -> str | None:
+        """Why it cannot be used here; None if it can."""
+        ...
+
+    def options(self) -> list[str]:
+        """What it was built with beside the options of every build."""
+        ...
+
+
+def _kernel(module: Kernel) -> dict[str, Any]:
+    """Whether it works, and how it was built or why it does not."""
+    try:
+        reason, options = module.why_not(), module.options()
+    except Exception as error:
+        reason, options = f"{type(error).__name__}: {error}".splitlines()[0], []
+    if reason is not None:
+        return {"works": False, "reason": in_home(f"none, plain PyTorch serves: {reason}"), "options": []}
+    told = "built for this processor" if set(options) & set(native.FOR_THIS_PROCESSOR) else "slow: built for any processor"
+    return {"works": True, "reason": f"{told} ({' '.join(options) or 'no options of its own'})", "options": options}
 
 
 def _compiler() -> str | None:

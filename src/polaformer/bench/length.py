@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from polaformer.bench.agreement import Shape, random_inputs
 from polaformer.bench.contenders import Contender
 from polaformer.bench.forecast import cut, why_not
+from polaformer.bench.gate import correctness, correctness_at_length, largest
 from polaformer.bench.measure import Timing, measure, slowdown
-from polaformer.bench.op import TOLERANCE, correctness
+from polaformer.bench.op import TOLERANCE
 from polaformer.bench.passes import Pass
 from polaformer.ops.polarity import polarity_attention
 
@@ -118,10 +119,15 @@ def time_lengths(
     errors = {name: _worst(one, list(shapes.values()), device) for name, one in contenders.items()}
     right = {name: one for name, one in contenders.items() if errors[name] <= TOLERANCE}
     skipped = {n: why_not(right, shape, backward=backward, seconds=seconds, device=device) for n, shape in shapes.items()}
-    calls: dict[str, Callable[[], object]] = {}
+    passes: dict[tuple[str, int], Pass] = {}
     for n, shape in shapes.items():
         inputs, tried = random_inputs(shape, device=device), [name for name in right if name not in skipped[n]]
-        calls |= {_at(name, n): Pass(right[name].build(shape), inputs, backward) for name in tried}
+        passes |= {(name, n): Pass(right[name].build(shape), inputs, backward) for name in tried}
+    for (name, _), one in passes.items():
+        errors[name] = largest(errors[name], correctness_at_length(right[name], one))
+    calls: dict[str, Callable[[], object]] = {
+        _at(name, n): one for (name, n), one in passes.items() if errors[name] <= TOLERANCE
+    }
     timings = measure(calls, rounds=rounds, seconds=seconds * len(shapes), on_call=on_call) if calls else {}
     return {
         name: Curve(
@@ -139,7 +145,7 @@ def _at(name: str, length: int) -> str:
 
 def _worst(contender: Contender, shapes: Sequence[Shape], device: str) -> float:
     """The largest error over the shapes; NaN if any is."""
-    return float(torch.tensor([correctness(contender, shape, device) for shape in {cut(shape) for shape in shapes}]).max())
+    return largest(*(correctness(contender, shape, device) for shape in {cut(shape) for shape in shapes}))
 
 
 def _per_doubling(shorter: tuple[int, Timing | None], longer: tuple[int, Timing | None]) -> float | None:

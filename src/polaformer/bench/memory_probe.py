@@ -11,11 +11,11 @@ import torch
 
 from polaformer.bench.agreement import Shape, random_inputs
 from polaformer.bench.contenders import CONTENDERS, FOR_MEMORY, Contender
+from polaformer.bench.gate import correctness
 from polaformer.bench.memory import allocated_peak, resident_peak, saved_bytes
-from polaformer.bench.op import correctness
 from polaformer.bench.passes import Pass
 
-WARM_UP = 64  # tokens: everything is loaded, little is allocated
+WARM_UP = 256  # tokens: everything is loaded, little is allocated
 
 
 class Question(NamedTuple):
@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 
 
 def answer(question: Question) -> Answer:
-    """Checks that the contender is right at a tiny shape, which also loads what it needs, then measures."""
+    """Checks that the contender is right at a small shape, which also loads what it needs, then measures."""
     if question.threads is not None:
         torch.set_num_threads(question.threads)
     _limit(question.limit)

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from polaformer.bench.agreement import Inputs, Shape, differences, random_inputs, worst
+from polaformer.bench.agreement import Inputs, Shape, random_inputs
 from polaformer.bench.contenders import SAFE, UNSAFE, YARDSTICK, Contender, working
-from polaformer.bench.forecast import cut, why_not
+from polaformer.bench.forecast import why_not
+from polaformer.bench.gate import correctness, correctness_at_length, largest
 from polaformer.bench.measure import Timing, measure, slowdown
 from polaformer.bench.memory import saved_bytes
 from polaformer.bench.passes import Pass
@@ -93,6 +94,10 @@ def benchmark(
     skipped = why_not(right, shape, backward=backward, seconds=seconds, device=device)
     tried = {name: one for name, one in right.items() if name not in skipped}
     passes, failed = prepared(tried, shape, random_inputs(shape, device=device), backward)
+    for name, one in list(passes.items()):
+        errors[name] = largest(errors[name], correctness_at_length(tried[name], one))
+        if not errors[name] <= TOLERANCE:
+            del passes[name]
     saved = {name: saved_bytes(one.recorded) for name, one in passes.items()} if backward else {}
     flops = {name: (BACKWARD if backward else 1) * one.flops(shape) for name, one in contenders.items()}
     calls: dict[str, Callable[[], object]] = dict(passes)
@@ -101,14 +106,6 @@ def benchmark(
     timings = measure(calls, rounds=rounds, seconds=seconds, on_call=on_call) if calls else {}
     errors = {name: error for name, error in errors.items() if name not in failed}
     return _result(_Found(contenders, errors, skipped, timings, flops, saved), [*notes, *failed.values()])
-
-
-def correctness(contender: Contender, shape: Shape, device: str = "cpu") -> float:
-    """The worst relative error, over output and gradients, of four queries at `shape`, cut to LONGEST_CHECKED tokens."""
-    checked = cut(shape)
-    rows = sorted({index * (checked[2] - 1) // 3 for index in range(4)})
-    inputs = random_inputs(checked, device=device)
-    return worst(differences(contender.build(checked), contender.truth, inputs, rows, gradients=contender.is_safe))
 
 
 def check(

@@ -22,10 +22,16 @@ class Pass:
     def __call__(self) -> object:
         """The output, or the gradients of all inputs."""
         if not self.backward:
-            with torch.inference_mode():
-                return self.attention(*self.inputs[:4])
+            return self.output()
         leaves, output = self.recorded()
         return torch.autograd.grad(output, leaves, self.inputs.grad, allow_unused=True)
+
+    def output(self) -> Tensor:
+        """What is computed on the way."""
+        if self.backward:
+            return self.recorded()[1].detach()
+        with torch.inference_mode():
+            return self.attention(*self.inputs[:4])
 
     def recorded(self) -> tuple[list[Tensor], Tensor]:
         """The inputs as leaves, and the output with what its derivative needs."""

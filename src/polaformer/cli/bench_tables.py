@@ -54,7 +54,7 @@ def _ratios(found: "Found", passes: str) -> Table:
         caption="more than 1: faster; shapes are batch,heads,tokens,head width",
     )
     for name in _names(found):
-        table.add_row(name, *(_cell(result, name, result.rows[name].speedup) for result in found.values()))
+        table.add_row(name, *(_cell(result, name, _speedup(result, name)) for result in found.values()))
     return table
 
 
@@ -72,14 +72,22 @@ def _against_ours(found: "Found", passes: str) -> Table:
     if with_saved:
         table.add_section()
         for name in _names(found):
-            table.add_row(f"bytes: {name}", *(number(_saved_ratio(result, name), ".3f") for result in found.values()))
+            table.add_row(f"bytes: {name}", *(_saved_cell(result, name) for result in found.values()))
     return table
 
 
-def _saved_ratio(result: "Result", name: str) -> float | None:
-    other = result.rows[name].saved_bytes
+def _speedup(result: "Result", name: str) -> float | None:
+    row = result.rows.get(name)
+    return None if row is None else row.speedup
+
+
+def _saved_cell(result: "Result", name: str) -> str:
+    """What our fastest saves for backward in what the other saves."""
+    other = result.rows.get(name)
+    if other is None:
+        return "not compiled"
     ours = result.rows[result.fastest].saved_bytes if result.fastest else None
-    return ours / other if ours and other else None
+    return number(ours / other.saved_bytes if ours and other.saved_bytes else None, ".3f")
 
 
 def _safety(found: "Found") -> list[str]:

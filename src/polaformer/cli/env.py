@@ -65,7 +65,7 @@ def _here(found: dict[str, Any]) -> Table:
         "bfloat16 on the CPU": found["bfloat16_on_cpu"]["reason"] or "works",
         "C++ compiler": found["compiler"] or "none found; install g++ or clang++, or name one in the variable CXX",
         "built kernels": found["kernel_cache"],
-    }
+    } | {f"kernel of {name}": one["reason"] for name, one in found["kernels"].items()}
     for name, text in rows.items():
         table.add_row(name, text)
     return table

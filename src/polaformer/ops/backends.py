@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from polaformer.ops import cpu, plain, triton
+from polaformer.ops import cpu, native, plain, triton
 
 BACKENDS = ("auto", "torch", "cpu", "triton", "reference")
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
@@ -78,10 +78,17 @@ def status() -> tuple[Status, ...]:
     found = []
     for name, what in WHAT.items():
         reason = MODULES[name].why_not() if name in MODULES else None
-        if name == "cpu" and reason is None and not cpu.has_threads():
-            what = f"{what}, on one thread: its compiler knew no OpenMP"
+        if name == "cpu" and reason is None:
+            what = _what_kernel(what)
         found.append(Status(name, reason is None, what if reason is None else reason))
     return tuple(found)
+
+
+def _what_kernel(what: str) -> str:
+    """With what its compiler did not know."""
+    if not set(cpu.options()) & set(native.FOR_THIS_PROCESSOR):
+        what = "a native kernel for any processor, slow: its compiler did not know how to build for this one"
+    return what if cpu.has_threads() else f"{what}, on one thread: its compiler knew no OpenMP"
 
 
 @functools.cache

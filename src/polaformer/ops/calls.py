@@ -21,7 +21,8 @@ def nobody_looks(*tensors: Tensor | None) -> bool:
     """Whether a registered operator may be left out, as in inference: it costs as much as the kernel does on a few tokens.
 
     Nothing may need it: no derivative, no compiler, tracer or profiler, no mode that counts or fakes operations, no special
-    tensors.
+    tensors: not a class of somebody's own, nor one whose memory does not hold its values, such as the imaginary part of a
+    conjugate, which is negated only when PyTorch's own operations read it.
     """
     there = [tensor for tensor in tensors if tensor is not None]
     return not (
@@ -31,4 +32,5 @@ def nobody_looks(*tensors: Tensor | None) -> bool:
         or torch.autograd.profiler._is_profiler_enabled
         or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in there))
         or any(type(tensor) not in (Tensor, nn.Parameter) or tensor.device.type not in ("cpu", "cuda") for tensor in there)
+        or any(tensor.is_neg() or tensor._is_zerotensor() for tensor in there)
     )

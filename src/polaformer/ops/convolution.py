@@ -1,7 +1,8 @@
 """The tail of the attention layer: (attended + depthwise convolution of the values) ⊙ gate, on tokens.
 
 On a CPU a native kernel does all of it in one pass over tokens as they lie (cpu_convolution.cpp); elsewhere, and where there
-is no compiler, it is written with PyTorch's convolution.
+is no compiler, it is written with PyTorch's convolution. The layer's option `backend` chooses the operator's implementation
+and not this one: a layer with backend="torch" uses this kernel too, unless POLAFORMER_NATIVE=0 switches all native code off.
 
 # B batch, P prefix tokens, H·W cells of the grid, C = heads · D channels, k kernel
 """
@@ -51,29 +52,78 @@ def gated_convolution(
     """(attended + convolution of the values) ⊙ gate, (B, P + H·W, C), in the dtype of `attended`.
 
     attended (B, P + H·W, C); values (B, H·W, C), row by row on the grid (H, W); weight (D, 1, k, k) and bias (D,) of a
-    depthwise convolution with zeros around the grid, the same for every head; gate: broadcastable to `attended`, or None for
-    1. The first P tokens are not convolved. Summed in float32 at least on a CPU.
+    depthwise convolution with zeros around the grid, k odd, the same for every head; gate: broadcastable to `attended`, or
+    None for 1. The first P tokens are not convolved. Summed in float32 at least on a CPU.
     """
-    if plain_operations_wanted() or not _is_known(attended, values, gate):
+    _check(attended, values, weight, bias, grid)
+    if gate is not None and gate.shape != attended.shape:
+        _check_gate(gate, attended)
+    if plain_operations_wanted() or not _is_for_kernel((attended, values, gate), (weight, bias)):
         return _plain_any((attended, values, weight, bias, gate), grid)
     gate = None if gate is None else gate.expand(attended.shape)
     if nobody_looks(attended, values, weight, bias, gate):
-        return _convolve(attended, values, weight, bias, gate, *grid)
+        return _convolve(attended, values, weight, bias, gate, grid)
     return _forward(attended, values, weight, bias, gate, *grid)
 
 
-def _is_known(attended: Tensor, values: Tensor, gate: Tensor | None) -> bool:
-    """Whether the kernel takes such tensors: on the CPU, of one dtype, which it knows."""
-    one_dtype = attended.dtype == values.dtype and (gate is None or gate.dtype == attended.dtype)
-    known = attended.dtype in cpu.STORAGE and (attended.dtype != torch.float16 or cpu.has_float16())
-    return attended.device.type == "cpu" and one_dtype and known
+def _is_for_kernel(tokens: Sequence[Tensor | None], parameters: Sequence[Tensor | None]) -> bool:
+    """Whether a kernel may take such tensors: on the CPU, tokens of one dtype. Asks no library, so that it can be traced."""
+    dtypes = {x.dtype for x in tokens if x is not None}
+    on_cpu = all(x.device.type == "cpu" for x in (*tokens, *parameters) if x is not None)
+    return on_cpu and len(dtypes) == 1 and dtypes <= cpu.STORAGE.keys()
+
+
+def _has_kernel(dtype: torch.dtype) -> bool:
+    """Whether this machine's kernel knows the dtype."""
+    return _library() is not None and (dtype != torch.float16 or cpu.has_float16())
+
+
+def _check(attended: Tensor, values: Tensor, weight: Tensor, bias: Tensor | None, grid: Grid) -> None:
+    """Raises ValueError before any work for shapes that do not belong together: the kernel would read beyond the tensors."""
+    where, (height, width) = "gated_convolution", grid
+    if attended.ndim != 3 or values.ndim != 3 or attended.shape[0] != values.shape[0] or attended.shape[2] != values.shape[2]:
+        raise ValueError(
+            f"{where}: attended has shape {tuple(attended.shape)} and values {tuple(values.shape)}; "
+            "give both 3 axes (batch, tokens, channels), of one batch and as many channels"
+        )
+    if height < 0 or width < 0 or height * width != values.shape[1]:
+        raise ValueError(
+            f"{where}: the grid is {height}×{width} but values has {values.shape[1]} tokens; "
+            "give the (height, width) whose product is that number"
+        )
+    if attended.shape[1] < values.shape[1]:
+        raise ValueError(
+            f"{where}: attended has {attended.shape[1]} tokens but values has {values.shape[1]}; "
+            "give at least as many, those of the prefix first"
+        )
+    if weight.ndim != 4 or weight.shape[1] != 1 or weight.shape[2] % 2 == 0 or weight.shape[3] % 2 == 0:
+        raise ValueError(f"{where}: weight has shape {tuple(weight.shape)}; give (head width, 1, k, k) with odd kernel sizes")
+    if weight.shape[0] == 0 or attended.shape[2] % weight.shape[0] != 0:
+        raise ValueError(
+            f"{where}: weight is for heads of width {weight.shape[0]} but there are {attended.shape[2]} channels; "
+            "give a width that divides them"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"{where}: bias has shape {tuple(bias.shape)}; give ({weight.shape[0]},), or None")
+
+
+def _check_gate(gate: Tensor, attended: Tensor) -> None:
+    sizes = zip(reversed(gate.shape), reversed(attended.shape), strict=False)
+    if gate.ndim > attended.ndim or any(size not in (1, wanted) for size, wanted in sizes):
+        raise ValueError(
+            f"gated_convolution: gate has shape {tuple(gate.shape)} but attended has {tuple(attended.shape)}; "
+            "give one that can be broadcast to it"
+        )
 
 
 def plain(attended: Tensor, values: Tensor, weight: Tensor, bias: Tensor | None, gate: Tensor | None, grid: Grid) -> Tensor:
     """The same in PyTorch's own operations."""
     prefix, width = attended.shape[1] - values.shape[1], weight.shape[0]
-    images = F.conv2d(_images(values, grid, width), weight, bias, padding=_padding(weight), groups=width)
-    tokens = _tokens(images, values)
+    if 0 in grid:  # which PyTorch's convolution refuses; as empty, and with the same derivatives
+        tokens = values * weight.sum() + (0.0 if bias is None else bias.sum())
+    else:
+        images = F.conv2d(_images(values, grid, width), weight, bias, padding=_padding(weight), groups=width)
+        tokens = _tokens(images, values)
     out = attended + (F.pad(tokens, (0, 0, prefix, 0)) if prefix else tokens)
     return out if gate is None else out * gate
 
@@ -100,17 +150,27 @@ def _convolve(
     weight: Tensor,
     bias: Tensor | None,
     gate: Tensor | None,
-    height: int,
-    width: int,
+    grid: Grid,
 ) -> Tensor:
-    if _library() is None:
-        return _plain_any((attended, values, weight, bias, gate), (height, width)).contiguous()
+    if 0 in grid or not _has_kernel(attended.dtype):
+        return _plain_any((attended, values, weight, bias, gate), grid).contiguous()
     out = attended.new_empty(attended.shape)
-    _call("gated_convolution", weight, bias, (height, width), attended=attended, values=values, gate=gate, out=out)
+    _call("gated_convolution", weight, bias, grid, attended=attended, values=values, gate=gate, out=out)
     return out
 
 
-_forward = torch.library.custom_op("polaformer::gated_convolution", _convolve, mutates_args=())
+@torch.library.custom_op("polaformer::gated_convolution", mutates_args=())
+def _forward(
+    attended: Tensor,
+    values: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gate: Tensor | None,
+    height: int,
+    width: int,
+) -> Tensor:
+    _check_registered(attended, values, weight, bias, (height, width), gate=gate)
+    return _convolve(attended, values, weight, bias, gate, (height, width))
 
 
 @_forward.register_fake
@@ -138,7 +198,8 @@ def _backward(
     width: int,
 ) -> list[Tensor]:
     """Of attended, values, weight, then of bias and gate where there are such."""
-    if _library() is None:
+    _check_registered(attended, values, weight, bias, (height, width), gate=gate, grad=grad)
+    if height * width == 0 or not _has_kernel(attended.dtype):
         return _plain_gradients(grad, (attended, values, weight, bias, gate), (height, width))
     grad_attended, grad_values, grad_gate = (x.new_empty(x.shape) for x in (attended, values, attended))
     sums = weight.new_empty((weight.shape[0], weight.shape[2] * weight.shape[3] + 1), dtype=torch.float64)
@@ -168,11 +229,32 @@ def _(
     return [x.new_empty(x.shape) for x in (attended, values, weight, bias, gate) if x is not None]
 
 
+def _check_registered(
+    attended: Tensor, values: Tensor, weight: Tensor, bias: Tensor | None, grid: Grid, **like_attended: Tensor | None
+) -> None:
+    """Raises also for what `gated_convolution` brings into shape: anybody can call a registered operator."""
+    _check(attended, values, weight, bias, grid)
+    for name, x in like_attended.items():
+        if x is not None and x.shape != attended.shape:
+            raise ValueError(
+                f"gated_convolution: {name} has shape {tuple(x.shape)} but attended has {tuple(attended.shape)}; "
+                "give them one shape"
+            )
+    tokens = {"attended": attended, "values": values, **like_attended}
+    if not _is_for_kernel(list(tokens.values()), (weight, bias)):
+        kinds = [f"{name} {x.dtype} on {x.device}" for name, x in {**tokens, "weight": weight}.items() if x is not None]
+        allowed = ", ".join(str(dtype) for dtype in cpu.STORAGE)
+        raise TypeError(f"gated_convolution: got {', '.join(kinds)}; give tensors on the CPU, all tokens in one of {allowed}")
+
+
 def _plain_gradients(grad: Tensor, tensors: Sequence[Tensor | None], grid: Grid) -> list[Tensor]:
     """What autograd would find for the plain form, which a registered operator cannot ask it."""
     attended, values, weight, bias, gate = cast(tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], tensors)
     prefix, width = attended.shape[1] - values.shape[1], weight.shape[0]
     slope = _dense_copy(grad if gate is None else grad * gate)
+    if 0 in grid:
+        zeros = [x.new_zeros(x.shape) for x in (values, weight, bias) if x is not None]
+        return [slope, *zeros, *([] if gate is None else [_dense_copy(grad * attended)])]
     cells = _images(slope[:, prefix:], grid, width)
     wanted, bias_sizes = [True, True, bias is not None], None if bias is None else [width]
     geometry = ([1, 1], _padding(weight), [1, 1], False, [0, 0], width)
@@ -284,13 +366,33 @@ def _call(
         raise MemoryError(f"{name}: no memory for the kernel's work on shape {tuple(attended.shape)}")
 
 
+def why_not() -> str | None:
+    """Why the kernel cannot be used here, in one line; None if it can. Compiles it if that was not done before."""
+    return _loaded()[1]
+
+
+def options() -> list[str]:
+    """What the kernel was built with beside the options of every build; nothing where there is no kernel."""
+    library = _loaded()[0]
+    return [] if library is None else native.options_of(library)
+
+
+@functools.cache
+def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
+    """The kernel, or why there is none."""
+    reason = cpu.why_not()
+    if reason is not None:
+        return None, reason
+    try:
+        return native.load(SOURCE), None
+    except native.BuildError as error:
+        return None, str(error)
+
+
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    """The kernel, or None where it cannot be built."""
-    if cpu.why_not() is not None:  # which was told, or will be
-        return None
-    try:
-        return native.load(SOURCE)
-    except native.BuildError as error:
-        warnings.warn(f"polaformer: plain PyTorch computes the layer's convolution and gate, slower: {error}", stacklevel=2)
-        return None
+    """The kernel, or None where there is none, which is told once: here, or by the operator whose kernel is missing too."""
+    library, reason = _loaded()
+    if reason is not None and cpu.why_not() is None:
+        warnings.warn(f"polaformer: plain PyTorch computes the layer's convolution and gate, slower: {reason}", stacklevel=2)
+    return library

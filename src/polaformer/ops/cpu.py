@@ -48,6 +48,12 @@ def why_not() -> str | None:
     return _library()[1]
 
 
+def options() -> list[str]:
+    """What the kernel was built with beside the options of every build; nothing where there is no kernel."""
+    library = _library()[0]
+    return [] if library is None else native.options_of(library)
+
+
 def has_threads() -> bool:
     """Whether the kernel's compiler knew OpenMP."""
     library = _library()[0]

@@ -3,8 +3,12 @@
 The result is kept in a folder of the user's own, under a name made from the source, the compiler, its options, the processor
 and the result itself. It is written elsewhere and moved into place, so that processes which build at the same time do not meet
 halfway; and it is loaded only if it is what its name says, for loading half a file ends the process.
+
+Which options a compiler knows is asked with an empty file, and then it compiles once: a compiler that was killed, or found the
+disk full, is no reason to keep a slower kernel for good.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -16,12 +20,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-w")
-# What compilers call the processor that they run on, and OpenMP; the first combination that compiles is taken.
+# What compilers call the processor that they run on, and OpenMP; the first that is known is taken, "" always is.
 FOR_THIS_PROCESSOR = ("-march=native", "-mcpu=native", "")
 THREADS = ("-fopenmp", "")
+# What compilers say, without fault of an option, when they are killed or have no room.
+NO_FAULT_OF_AN_OPTION = ("signal", "No space left", "out of memory", "annot allocate", "virtual memory exhausted")
+WORKSHOP = "polaformer-build-"  # begins the names of the folders to build in
+LEFT_OVER = 24 * 3600.0  # seconds after which such a folder belongs to a build that was killed
 logger = logging.getLogger("polaformer")
 
 
@@ -89,7 +98,7 @@ def fingerprint(source: Path, compiler: list[str]) -> str:
     parts = (
         *(file.read_bytes() for file in (source, *sorted(source.parent.glob("*.h")))),
         _version(tuple(compiler)).encode(),
-        " ".join((*compiler, *OPTIONS)).encode(),
+        " ".join((*compiler, *OPTIONS, *FOR_THIS_PROCESSOR, *THREADS)).encode(),
         _processor().encode(),
     )
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
@@ -97,7 +106,16 @@ def fingerprint(source: Path, compiler: list[str]) -> str:
 
 def find_built(folder: Path, name: str) -> Path | None:
     """The compiled file of that name if it is there, whole."""
-    return next((path for path in sorted(folder.glob(f"{name}-*.so")) if path.stem == f"{name}-{checksum(path)}"), None)
+    return next((path for path in sorted(folder.glob(f"{name}-*.*.so")) if _is_whole(path, name)), None)
+
+
+def _is_whole(path: Path, name: str) -> bool:
+    return path.name.startswith(f"{name}-{checksum(path)}.")
+
+
+def options_of(library: ctypes.CDLL) -> list[str]:
+    """The options, beside OPTIONS, that a loaded library was built with, as the name of its file tells."""
+    return [f"-{option}" for option in Path(library._name).suffixes[-2][1:].split("+") if option != "plain"]
 
 
 def checksum(path: Path) -> str:
@@ -107,23 +125,68 @@ def checksum(path: Path) -> str:
 
 def build(source: Path, compiler: list[str], folder: Path, name: str) -> Path:
     """Compiles the source, in seconds, and returns where it lies; raises BuildError with the compiler's first complaint."""
-    logger.warning("polaformer: compiling %s for this processor, once; it takes some seconds", source.name)
-    complaint = ""
-    with tempfile.TemporaryDirectory(dir=folder) as workshop:
+    _remove_left_over(folder)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=WORKSHOP) as workshop:
+        options = known_options(compiler, Path(workshop))
+        kind = "for this processor" if set(options) & set(FOR_THIS_PROCESSOR) else "for any processor of this kind"
+        logger.warning("polaformer: compiling %s %s, once; it takes some seconds", source.name, kind)
         target = Path(workshop) / source.stem
-        for options in ((processor, threads) for threads in THREADS for processor in FOR_THIS_PROCESSOR):
-            found = _run([*compiler, *OPTIONS, *filter(None, options), str(source), "-o", str(target)], timeout=300)
-            if found.returncode == 0 and target.exists():
-                path = folder / f"{name}-{checksum(target)}.so"
-                os.replace(target, path)
-                return path
-            complaint = complaint or _first_complaint(found.stderr)
-    raise BuildError(f"{compiler[0]} failed: {complaint}")
+        complaint = _compile(compiler, options, source, target)
+        if complaint is not None:
+            raise BuildError(f"{compiler[0]} failed: {complaint}")
+        tag = "+".join(option.lstrip("-") for option in options) or "plain"
+        path = folder / f"{name}-{checksum(target)}.{tag}.so"
+        os.replace(target, path)
+    return path
+
+
+def known_options(compiler: list[str], folder: Path) -> list[str]:
+    """Those of FOR_THIS_PROCESSOR and THREADS to compile with, found with an empty file in the folder.
+
+    Raises BuildError where the compiler fails with an empty file whatever the options, or fails without fault of an option.
+    """
+    source, target = folder / "empty.cpp", folder / "empty"
+    source.write_text("")
+    best = [option for option in (FOR_THIS_PROCESSOR[0], THREADS[0]) if option]
+    if _compile(compiler, best, source, target) is None:
+        return best
+    found = [
+        next((one for one in options if not one or _compile(compiler, [one], source, target) is None), "")
+        for options in (FOR_THIS_PROCESSOR, THREADS)
+    ]
+    # Last, so that what was in its way while options were tried is most likely still there.
+    complaint = _compile(compiler, [one for one in found if one], source, target)
+    if complaint is not None:
+        raise BuildError(f"{compiler[0]} failed: {complaint}")
+    return [one for one in found if one]
+
+
+def _compile(compiler: list[str], options: list[str], source: Path, target: Path) -> str | None:
+    """Compiles; returns the first complaint, None for none; raises BuildError for one that has nothing to do with options."""
+    target.unlink(missing_ok=True)
+    found = _run([*compiler, *OPTIONS, *options, str(source), "-o", str(target)], timeout=300)
+    if found.returncode == 0 and target.exists():
+        return None
+    if found.returncode < 0:
+        raise BuildError(f"{compiler[0]} was ended by signal {-found.returncode}; try again, perhaps with more memory free")
+    complaint = _first_complaint(found.stderr)
+    if any(words in complaint for words in NO_FAULT_OF_AN_OPTION):
+        raise BuildError(f"{compiler[0]} failed: {complaint}")
+    return complaint
+
+
+def _remove_left_over(folder: Path) -> None:
+    """Removes the folders of builds that were killed."""
+    for path in folder.glob(f"{WORKSHOP}*"):
+        with contextlib.suppress(OSError):  # another process may be quicker
+            if time.time() - path.stat().st_mtime > LEFT_OVER:
+                shutil.rmtree(path)
 
 
 def _run(command: list[str], timeout: float) -> subprocess.CompletedProcess[str]:
+    english = os.environ | {"LC_ALL": "C"}  # what it says is read
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, errors="replace")
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, errors="replace", env=english)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{command[0]} cannot be run: {error}") from error
 

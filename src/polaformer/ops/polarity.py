@@ -14,7 +14,7 @@ from polaformer.ops import backends, linear, reference
 from polaformer.ops.backends import BACKENDS
 from polaformer.ops.calls import nobody_looks, plain_operations_wanted
 from polaformer.ops.layout import empty_like_heads
-from polaformer.ops.precision import computing_dtype
+from polaformer.ops.precision import DTYPES, computing_dtype
 
 
 def polarity_attention(
@@ -75,6 +75,7 @@ def _forward(
     eps: float,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
+    _check_registered(q, k, v, power, scale, mask, eps, backend)
     return backends.choose(backend, q).forward(q, k, v, power, scale, mask, eps)
 
 
@@ -105,6 +106,9 @@ def _backward(
     eps: float,
     backend: str,
 ) -> list[Tensor]:
+    _check_registered(q, k, v, power, scale, mask, eps, backend)
+    _check_like(q, "grad", grad, q.shape, q.dtype)
+    _check_like(q, "norms", norms, (*q.shape[:3], 2), computing_dtype(q))
     # A list, as the scale may be none: an operator's result cannot be.
     gradients = backends.choose(backend, q).backward(grad, q, k, v, power, scale, norms, mask)
     return [gradient for gradient in gradients if gradient is not None]
@@ -224,6 +228,9 @@ def _check(
             raise TypeError(
                 f"{where}: {name} has dtype {tensor.dtype}; give a floating-point tensor, for instance {name}.float()"
             )
+    if q.dtype not in DTYPES:
+        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        raise TypeError(f"{where}: q has dtype {q.dtype}; give q, k and v in one of {allowed}, for instance q.bfloat16()")
     if not q.dtype == k.dtype == v.dtype:
         raise TypeError(f"{where}: q, k and v have dtypes {q.dtype}, {k.dtype} and {v.dtype}; give them one dtype")
     for name, tensor in named.items():
@@ -236,12 +243,38 @@ def _check(
             )
     if mask is not None and mask.dtype != torch.bool:
         raise TypeError(f"{where}: mask has dtype {mask.dtype}; give a boolean mask that is True where the key exists")
-    devices = {name: str(tensor.device) for name, tensor in named.items()}
-    if len(set(devices.values())) > 1:
-        listed = ", ".join(f"{name} on {device}" for name, device in devices.items())
+    if any(tensor.device != q.device for tensor in named.values()):
+        listed = ", ".join(f"{name} on {tensor.device}" for name, tensor in named.items())
         raise ValueError(f"{where}: the tensors are on different devices ({listed}); move them to one")
     _check_shapes(q, k, v, power, scale, mask)
     check_eps(where, eps)
+
+
+def _check_registered(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    power: Tensor,
+    scale: Tensor | None,
+    mask: Tensor | None,
+    eps: float,
+    backend: str,
+) -> None:
+    """Raises also for what `polarity_attention` brings into shape: anybody can call a registered operator."""
+    _check(q, k, v, power, scale, mask, eps, backend)
+    for name, parameter in (("power", power), ("scale", scale)):
+        if parameter is not None:
+            _check_like(q, name, parameter, (q.shape[1], q.shape[3]), parameter.dtype)
+
+
+def _check_like(q: Tensor, name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    where = "polarity_attention"
+    if x.shape != shape:
+        raise ValueError(f"{where}: {name} has shape {tuple(x.shape)} but belongs to q; give {tuple(shape)}")
+    if x.dtype != dtype:
+        raise TypeError(f"{where}: {name} has dtype {x.dtype} but belongs to q; give {dtype}")
+    if x.device != q.device:
+        raise ValueError(f"{where}: {name} is on {x.device} but q on {q.device}; move them to one device")
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, power: Tensor, scale: Tensor | None, mask: Tensor | None) -> None:

@@ -7,6 +7,7 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # of q, k and v
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 

@@ -1,0 +1,36 @@
+"""The tables of `bench op`, from results that are made up."""
+
+import pytest
+
+from polaformer.bench.measure import Timing
+from polaformer.bench.op import Result, Row
+from polaformer.cli.bench_tables import show
+
+PUBLISHED, COMPILED, OURS = "polarity (published)", "published, torch.compile", "polarity (cpu)"
+MACHINE = {"cpu": "a processor", "cores": 2, "torch_threads": 1, "os": "a system", "python": "3", "torch": "2"}
+
+
+def _result(speedups: dict[str, float], saved: int | None) -> Result:
+    timing = Timing((0.001, 0.001), 0.001)
+    rows = {name: Row(1e-7, timing, speedup=speedup, saved_bytes=saved) for name, speedup in speedups.items()}
+    over = {name: speedups[OURS] / speedup for name, speedup in speedups.items()}
+    return Result(rows, None, OURS, over, None, [])
+
+
+@pytest.mark.parametrize("compiled_at", [0, 1])
+@pytest.mark.parametrize(("mode", "saved", "tables"), [("forward", None, 2), ("both", 4096, 3)])
+def test_what_was_compiled_at_one_shape_and_not_at_another_is_shown_at_the_one(
+    compiled_at: int, mode: str, saved: int | None, tables: int, capsys: pytest.CaptureFixture[str], monkeypatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr("polaformer.cli.bench_tables.machine_lines", lambda _: [])
+    without, whole = {PUBLISHED: 1.0, OURS: 4.0}, {PUBLISHED: 1.0, COMPILED: 1.6, OURS: 4.0}
+    speedups = [whole, without] if compiled_at == 0 else [without, whole]
+    shapes = [(1, 2, 24, 6), (1, 2, 48, 6)]
+    show({shape: _result(one, saved) for shape, one in zip(shapes, speedups, strict=True)}, mode, MACHINE, [])
+    lines = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "not compiled" in line]
+    rows = [[cell.strip() for cell in line] for line in lines]
+    values = ["1.60", "2.50", "1.000"][:tables]
+    names = [COMPILED, COMPILED, f"bytes: {COMPILED}"]
+    cells = [[value, "not compiled"] if compiled_at == 0 else ["not compiled", value] for value in values]
+    assert rows == [[name, *pair] for name, pair in zip(names, cells, strict=False)]
