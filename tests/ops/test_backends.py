@@ -179,6 +179,8 @@ def test_the_status_shows_why_a_backend_does_not_work(name, monkeypatch):
     monkeypatch.setattr(backends.MODULES[name], "why_not", lambda: "it is broken")
     assert backends.Status(name, False, "it is broken") in backends.status()
     monkeypatch.setattr(backends.MODULES[name], "why_not", lambda: None)
+    monkeypatch.setattr(backends.cpu, "options", lambda: ["-march=native"])
+    monkeypatch.setattr(backends.cpu, "has_threads", lambda: True)
     assert backends.Status(name, True, backends.WHAT[name]) in backends.status()
 
 

@@ -13,6 +13,7 @@ from polaformer.ops import convolution, cpu
 from polaformer.ops.convolution import gated_convolution, plain
 
 # batch, prefix tokens, (height, width), heads, head width, kernel, gate, bias
+needs_kernel = pytest.mark.skipif(convolution.why_not() is not None, reason="the kernel cannot be built here")
 CASES = {
     "a grid": (2, 0, (5, 7), 3, 8, (5, 5), True, True),
     "prefix tokens": (1, 1, (14, 14), 2, 32, (5, 5), True, True),
@@ -47,6 +48,7 @@ def with_gradients(function, inputs, grid, cotangent):
     return [out.detach(), *torch.autograd.grad(out, [x for x in inputs if x is not None], cotangent.to(out.dtype))]
 
 
+@needs_kernel
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_all_gradients_are_those_of_pytorchs_convolution(case, dtype):
@@ -62,6 +64,7 @@ def test_values_and_all_gradients_are_those_of_pytorchs_convolution(case, dtype)
         assert relative_error(a, b) <= limits[dtype]
 
 
+@needs_kernel
 def test_no_image_is_made_and_the_result_lies_as_tokens():
     inputs, grid = tensors("prefix tokens", torch.float32)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
@@ -172,6 +175,7 @@ def test_a_default_device_is_not_taken_for_that_of_the_tensors():
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
+@needs_kernel
 def test_a_long_sequence_takes_no_room_of_its_length():
     """The kernel's own memory is for a piece of a row; kept between calls, it shows as growth of the process."""
     program = (

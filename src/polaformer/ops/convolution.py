@@ -53,7 +53,7 @@ def gated_convolution(
 
     attended (B, P + H·W, C); values (B, H·W, C), row by row on the grid (H, W); weight (D, 1, k, k) and bias (D,) of a
     depthwise convolution with zeros around the grid, k odd, the same for every head; gate: broadcastable to `attended`, or
-    None for 1. The first P tokens are not convolved. Summed in float32 at least on a CPU.
+    None for 1. The first P tokens are not convolved. Summed in float32 at least by the kernel.
     """
     _check(attended, values, weight, bias, grid)
     if gate is not None and gate.shape != attended.shape:

@@ -4,7 +4,7 @@ The result is kept in a folder of the user's own, under a name made from the sou
 and the result itself. It is written elsewhere and moved into place, so that processes which build at the same time do not meet
 halfway; and it is loaded only if it is what its name says, for loading half a file ends the process.
 
-Which options a compiler knows is asked with an empty file, and then it compiles once: a compiler that was killed, or found the
+Which options a compiler knows is asked with a few lines, and then it compiles once: a compiler that was killed, or found the
 disk full, is no reason to keep a slower kernel for good.
 """
 
@@ -28,7 +28,26 @@ OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-t
 FOR_THIS_PROCESSOR = ("-march=native", "-mcpu=native", "")
 THREADS = ("-fopenmp", "")
 # What compilers say, without fault of an option, when they are killed or have no room.
-NO_FAULT_OF_AN_OPTION = ("signal", "No space left", "out of memory", "annot allocate", "virtual memory exhausted")
+NO_FAULT_OF_AN_OPTION = (
+    "signal",
+    "unable to execute command",
+    "No space left",
+    "out of memory",
+    "annot allocate",
+    "virtual memory exhausted",
+)
+# Has the compiler write the newest instructions of the processor, which an older assembler may not know, and look for OpenMP.
+PROBE = """
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+extern "C" void probe(float* to, const float* from, int count) {
+#if defined(__FLT16_MAX__)
+    for (int i = 0; i < count; i++) to[i] += (float)(_Float16)from[i];
+#endif
+    for (int i = 0; i < count; i++) to[i] += from[i] > 0 ? from[i] * to[i] : 0;
+}
+"""
 WORKSHOP = "polaformer-build-"  # begins the names of the folders to build in
 LEFT_OVER = 24 * 3600.0  # seconds after which such a folder belongs to a build that was killed
 logger = logging.getLogger("polaformer")
@@ -141,12 +160,12 @@ def build(source: Path, compiler: list[str], folder: Path, name: str) -> Path:
 
 
 def known_options(compiler: list[str], folder: Path) -> list[str]:
-    """Those of FOR_THIS_PROCESSOR and THREADS to compile with, found with an empty file in the folder.
+    """Those of FOR_THIS_PROCESSOR and THREADS to compile with, found with PROBE in the folder.
 
-    Raises BuildError where the compiler fails with an empty file whatever the options, or fails without fault of an option.
+    Raises BuildError where the compiler fails with it whatever the options, or fails without fault of an option.
     """
-    source, target = folder / "empty.cpp", folder / "empty"
-    source.write_text("")
+    source, target = folder / "probe.cpp", folder / "probe"
+    source.write_text(PROBE)
     best = [option for option in (FOR_THIS_PROCESSOR[0], THREADS[0]) if option]
     if _compile(compiler, best, source, target) is None:
         return best
@@ -169,10 +188,11 @@ def _compile(compiler: list[str], options: list[str], source: Path, target: Path
         return None
     if found.returncode < 0:
         raise BuildError(f"{compiler[0]} was ended by signal {-found.returncode}; try again, perhaps with more memory free")
-    complaint = _first_complaint(found.stderr)
-    if any(words in complaint for words in NO_FAULT_OF_AN_OPTION):
-        raise BuildError(f"{compiler[0]} failed: {complaint}")
-    return complaint
+    if any(words in found.stderr for words in NO_FAULT_OF_AN_OPTION):
+        lines = [line.strip() for line in found.stderr.splitlines()]
+        telling = next(line for line in lines if any(words in line for words in NO_FAULT_OF_AN_OPTION))
+        raise BuildError(f"{compiler[0]} failed: {telling}")
+    return _first_complaint(found.stderr)
 
 
 def _remove_left_over(folder: Path) -> None:
