@@ -15,7 +15,7 @@ demo: $(STAMP)  ## train a small PolaFormer and its softmax twin on digits and c
 test: $(STAMP)  ## style, types and the whole default test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-test-numerics: $(STAMP)  ## the long numerical sweeps (half a minute on two cores)
+test-numerics: $(STAMP)  ## the long numerical sweeps (about a minute on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m numerics
 
 test-faults: $(STAMP)  ## trainings killed at every step, every system call of a save and random instants (ten minutes)
