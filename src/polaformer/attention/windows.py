@@ -46,14 +46,26 @@ class WindowAttention(AttentionLayer):
     shift: the windows lie this far to the right and below, cyclically, and tokens that meet by the cycle alone do not see each
         other. An axis that fits into one window is not shifted.
     A grid that windows do not fill is padded on the right and below; tokens that do not exist are no keys.
+    gate: "linear" or None; gate_init as in AttentionLayer. scale, dropout: of the softmax core.
     """
 
     def __init__(
-        self, dim: int, num_heads: int, window: int, *, shift: int = 0, qkv_bias: bool = True, proj_drop: float = 0.0
+        self,
+        dim: int,
+        num_heads: int,
+        window: int,
+        *,
+        shift: int = 0,
+        gate: str | None = None,
+        gate_init: str = "default",
+        scale: float | None = None,
+        dropout: float = 0.0,
+        qkv_bias: bool = True,
+        proj_drop: float = 0.0,
     ) -> None:
         check_width(dim, num_heads)
-        core = SoftmaxCore(num_heads, dim // num_heads)
-        super().__init__(dim, num_heads, core, qkv_bias=qkv_bias, proj_drop=proj_drop)
+        core = SoftmaxCore(num_heads, dim // num_heads, scale=scale, dropout=dropout)
+        super().__init__(dim, num_heads, core, gate=gate, gate_init=gate_init, qkv_bias=qkv_bias, proj_drop=proj_drop)
         self.window = check_whole("window", window, 1)
         self.shift = check_whole("shift", shift, 0)
         if shift >= window:

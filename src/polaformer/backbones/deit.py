@@ -38,7 +38,8 @@ class DeiT(Backbone):
     class_token: False leaves it out; then global_pool is "avg" (the mean of the patches is classified).
     num_heads, dims, depths, mlp_ratios: one number, or a sequence of one, as for the other backbones.
     feature_norms: a LayerNorm for each block's features, for dense tasks.
-    attention_options: further arguments of the attention, unless it is softmax (conv, gate, polarity, backend, …).
+    attention_options: further arguments of the attention (gate, conv, polarity, backend, …), for every stage that can honour
+        them; one that none can is refused.
     """
 
     translate = staticmethod(translate_deit)

@@ -14,6 +14,7 @@ from polaformer.attention.tables import Grid
 from polaformer.errors import nearest
 
 LETTERS = {"L": "pola", "S": "softmax"}  # the authors' letters for a stage: linear, softmax
+WINDOW_ARGUMENTS = ("gate", "gate_init")  # of AttentionLayer, that windows can honour
 PUBLISHED_EPS = 1e-6  # added to the normalisers in the authors' models
 
 
@@ -62,18 +63,30 @@ def create_attention(
     """The layer of a mechanism as it is published; see polaformer.attention.create_layer.
 
     grid: the native (height, width) of the tokens. alpha concerns pola, kernel_size what has a depthwise convolution.
-    options: further arguments. Each layer takes those that it knows, so that a model may mix mechanisms; softmax, which stands
-        for the original, takes those of its core alone.
+    options: further arguments of the layer and its core. Each layer takes those that it can honour, so that a model may mix
+        mechanisms; `check_attention_options` refuses what no layer takes.
     """
     _check_pola(alpha, kernel_size)
     settings: dict[str, Any] = {"reduction": reduction, "qkv_bias": qkv_bias, "proj_drop": proj_drop}
     if mechanism == "pola":
         settings |= {"alpha": alpha, "eps": PUBLISHED_EPS}
-    if mechanism in ("pola", "focused"):
+    if mechanism in ("pola", "focused") or (options or {}).get("conv") in ("depthwise", "deformable"):
         settings["kernel_size"] = kernel_size
-    known = [*option_names(mechanism), *([] if mechanism == "softmax" else _layer_arguments())]
-    settings |= {name: value for name, value in (options or {}).items() if name in known}
+    settings |= honoured(mechanism, options)
     return create_layer(mechanism, dim, num_heads, tokens=grid, num_prefix_tokens=num_prefix_tokens, **settings)
+
+
+def honoured(mechanism: str, options: Mapping[str, Any] | None, *, in_windows: bool = False) -> dict[str, Any]:
+    """Those of the options that a stage with this mechanism can honour.
+
+    in_windows: softmax in Swin's windows. A convolution would mix tokens that meet in a shifted window by the cycle alone, and
+    tables as large as the grid (key positions, a matrix gate) have no place there.
+    """
+    known = _known(mechanism, in_windows=in_windows)
+    found = {name: value for name, value in (options or {}).items() if name in known}
+    if in_windows and found.get("gate") == "matrix":
+        del found["gate"]
+    return found
 
 
 def has_local_mlp(mechanism: str) -> bool:
@@ -89,20 +102,21 @@ def tell_layers_apart(model: nn.Module, options: Mapping[str, Any] | None) -> No
             core.seed = number
 
 
-def check_attention_options(mechanisms: Sequence[str], options: Any) -> None:
-    """Raises for options that no stage takes.
-
-    Those of PolaAttention pass always, so that a configuration may exchange pola for another mechanism and keep the rest.
-    """
+def check_attention_options(mechanisms: Sequence[str], options: Any, *, windows: bool = False) -> None:
+    """Raises for options that no stage can honour. windows: softmax stages attend in windows."""
     if options is None:
         return
     if not isinstance(options, Mapping):
         raise TypeError(f"attention_options is a {type(options).__name__}; give a mapping from names of arguments")
-    known = [*option_names("pola"), *_layer_arguments()]
-    known += [name for mechanism in dict.fromkeys(mechanisms) for name in option_names(mechanism) if name not in known]
-    unknown = [name for name in options if name not in known]
-    if unknown:
-        raise TypeError(f"attention_options holds {', '.join(map(str, unknown))}; the attention here takes {', '.join(known)}")
+    stages = [(name, windows and name == "softmax") for name in dict.fromkeys(mechanisms)]
+    taken = {key for name, in_windows in stages for key in honoured(name, options, in_windows=in_windows)}
+    refused = [f"{key}={value!r}" for key, value in options.items() if key not in taken]
+    if refused:
+        known = dict.fromkeys(key for name, in_windows in stages for key in _known(name, in_windows=in_windows))
+        raise TypeError(
+            f"attention_options holds {', '.join(refused)}, which no stage can honour; "
+            f"{', '.join(name for name, _ in stages)} here takes {', '.join(known)}"
+        )
 
 
 def _check_pola(alpha: Any, kernel_size: Any) -> None:
@@ -110,6 +124,10 @@ def _check_pola(alpha: Any, kernel_size: Any) -> None:
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < inf:
         raise ValueError(f"alpha is {alpha!r}; give a positive number (4 in the authors' models)")
     check_kernel(kernel_size)
+
+
+def _known(mechanism: str, *, in_windows: bool) -> list[str]:
+    return [*option_names(mechanism), *(WINDOW_ARGUMENTS if in_windows else _layer_arguments())]
 
 
 def _layer_arguments() -> list[str]:

@@ -58,7 +58,8 @@ class PVT(Backbone):
 
     reductions: one key for each r×r square of tokens; unless given, 1 in linear stages and 8, 4, 2, 1 in quadratic ones.
     feature_norms: a LayerNorm for each stage's features, for dense tasks.
-    attention_options: further arguments of the attention, for all but softmax stages (conv, gate, polarity, backend, …).
+    attention_options: further arguments of the attention (gate, conv, polarity, backend, …), for every stage that can honour
+        them; one that none can is refused.
     """
 
     translate = staticmethod(translate_pvt)

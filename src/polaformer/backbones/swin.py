@@ -21,6 +21,7 @@ from polaformer.backbones.mechanisms import (
     check_attention_options,
     create_attention,
     has_local_mlp,
+    honoured,
     mechanism_of_stages,
     tell_layers_apart,
 )
@@ -68,7 +69,8 @@ class Swin(Backbone):
 
     windows: the side of softmax windows, one for all stages or one for each; clipped to the native grid, as the authors do.
     feature_norms: a LayerNorm for each stage's features, for dense tasks.
-    attention_options: further arguments of the attention, for all but softmax stages (conv, gate, polarity, backend, …).
+    attention_options: further arguments of the attention (gate, conv, polarity, backend, …), for every stage that can honour
+        them; softmax windows take gate, gate_init and the arguments of their core.
     """
 
     translate = staticmethod(translate_swin)
@@ -113,7 +115,7 @@ class Swin(Backbone):
         mlp_ratios = per_stage("mlp_ratios", mlp_ratios, num_stages)
         windows = per_stage("windows", windows, num_stages, whole=True)
         self.attention = mechanism_of_stages(attention, num_stages)
-        check_attention_options(self.attention, attention_options)
+        check_attention_options(self.attention, attention_options, windows=True)
         make_attention = partial(
             _create_attention,
             qkv_bias=qkv_bias,
@@ -166,14 +168,16 @@ def _create_attention(
     grid: Grid,
     qkv_bias: bool,
     proj_drop: float,
+    options: Mapping[str, Any] | None,
     **pola_options: Any,
 ) -> AttentionLayer:
     """Softmax in windows, anything else over the whole grid."""
+    shared: dict[str, Any] = {"qkv_bias": qkv_bias, "proj_drop": proj_drop}
     if mechanism != "softmax":
-        return create_attention(mechanism, dim, num_heads, grid=grid, qkv_bias=qkv_bias, proj_drop=proj_drop, **pola_options)
+        return create_attention(mechanism, dim, num_heads, grid=grid, options=options, **shared, **pola_options)
     window = min(window, *grid)
     shift = window // 2 if shifted else 0
-    return WindowAttention(dim, num_heads, window, shift=shift, qkv_bias=qkv_bias, proj_drop=proj_drop)
+    return WindowAttention(dim, num_heads, window, shift=shift, **shared, **honoured(mechanism, options, in_windows=True))
 
 
 # Numbers and drop path rates of the released configurations; those at 384 are of 224: there is none for small at 384.

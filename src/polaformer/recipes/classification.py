@@ -36,6 +36,8 @@ class Classification(Settings):
     """One of `polaformer models`."""
     attention: str | None = None
     """Mechanism of all stages, or one a stage with commas between them; None: the model's own."""
+    attention_options: tuple[str, ...] | None = None
+    """Arguments of the attention's layer as NAME=VALUE, such as gate=linear conv=depthwise; None: as published."""
     img_size: int = 224
     """Height and width of training and evaluation, in pixels."""
     patch_size: int | None = None
@@ -105,7 +107,15 @@ class Classification(Settings):
                 found.append(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(allowed)}")
         if self.needs_checkpoint and self.checkpoint is None:
             found.append("fine-tuning starts from weights; give their file with --checkpoint")
-        return found + self._wrong_shares() + self._wrong_sizes()
+        return found + self._wrong_attention_options() + self._wrong_shares() + self._wrong_sizes()
+
+    def _wrong_attention_options(self) -> list[str]:
+        pairs = self.attention_options or ()
+        wrong = [pair for pair in pairs if not pair.partition("=")[0].isidentifier() or not pair.partition("=")[2]]
+        names = [pair.partition("=")[0] for pair in pairs]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        found = [f"attention_options holds {pair!r}; give NAME=VALUE, such as gate=linear" for pair in wrong]
+        return found + [f"attention_options gives {name} twice; give it once" for name in twice]
 
     def _wrong_shares(self) -> list[str]:
         shares = ("max_bad_share", "hflip", "erase_prob", "mix_prob", "mix_switch_prob")
@@ -143,6 +153,9 @@ class Classification(Settings):
         """The arguments of `create_model` besides the name and the number of classes."""
         names = ("attention", "patch_size", "dims", "depths", "num_heads", "mlp_ratios", "reductions", "drop_path_rate")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.attention_options is not None:
+            pairs = (pair.partition("=") for pair in self.attention_options)
+            given["attention_options"] = {name: _plain_value(word) for name, _, word in pairs}
         return given | {"img_size": self.img_size, "in_chans": len(self.mean)}
 
     def job(self) -> "ClassificationJob":
@@ -150,6 +163,18 @@ class Classification(Settings):
         from polaformer.recipes.jobs import ClassificationJob
 
         return ClassificationJob(self)
+
+
+def _plain_value(word: str) -> None | bool | int | float | str:
+    """None, True, False or a number where the word is one, otherwise the word."""
+    if word in ("None", "True", "False"):
+        return {"None": None, "True": True, "False": False}[word]
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return word
 
 
 def option_names(recipe: type[Classification] | Classification) -> list[str]:

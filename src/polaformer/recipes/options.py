@@ -62,7 +62,7 @@ def wanted(hint: Any) -> str:
         return " or ".join(wanted(one) for one in get_args(hint))
     if get_origin(hint) is tuple:
         inner = get_args(hint)
-        kind = "whole numbers" if inner[0] is int else "numbers"
+        kind = {int: "whole numbers", str: "words"}.get(inner[0], "numbers")
         return f"{kind} with spaces between them" if inner[-1] is ... else f"{len(inner)} {kind} with a space between them"
     return {int: "a whole number", float: "a number", bool: "true or false", str: "a text", NoneType: "None"}[hint]
 
