@@ -121,7 +121,7 @@ def test_deit_without_a_class_token_pools_the_patches():
         (ValueError, "global_pool is 'max'", "pola_swin_tiny", {"global_pool": "max"}),
         (
             TypeError,
-            "attention_options holds gates; the attention here takes alpha",
+            "attention_options holds gates=1, which no stage can honour; pola here takes alpha",
             "pola_deit_tiny",
             {"attention_options": {"gates": 1}},
         ),
@@ -138,7 +138,7 @@ def test_deit_without_a_class_token_pools_the_patches():
         (ValueError, "attention is 5; give one of", "pola_pvt_tiny", {"attention": 5}),
         (ValueError, "proj_drop_rate is 'x'", "pola_pvt_tiny", {"proj_drop_rate": "x"}),
         (TypeError, "attention_options is a list", "softmax_pvt_tiny", {"attention_options": ["gate"]}),
-        (TypeError, "attention_options holds gat;", "softmax_pvt_tiny", {"attention_options": {"gat": 1}}),
+        (TypeError, "attention_options holds gat=1, which", "softmax_pvt_tiny", {"attention_options": {"gat": 1}}),
         (TypeError, "out_indices chooses features; give features_only=True", "pola_pvt_tiny", {"out_indices": [0]}),
         (TypeError, "features_only is 'no'", "pola_pvt_tiny", {"features_only": "no"}),
         (ValueError, "mlp_ratio is 0.001, which leaves no channel of 64", "pola_pvt_tiny", {"mlp_ratios": 0.001}),

@@ -8,6 +8,7 @@ import polaformer
 from models import images, small
 from polaformer import attention
 from polaformer.attention import WindowAttention
+from polaformer.attention.gate import MatrixGate
 from polaformer.backbones.layout import Layout
 
 FAMILIES = {
@@ -78,9 +79,56 @@ def test_options_reach_the_mechanisms_that_know_them():
     model = small("pola_swin_tiny", attention="nystrom,pola,hydra,softmax", attention_options=options)
     nystrom, pola, hydra, softmax = (stage.blocks[0].attn for stage in model.stages)
     assert (nystrom.core.num_landmarks, pola.core.polarity) == (5, "same")
-    assert [layer.gate is not None for layer in (nystrom, pola, hydra, softmax)] == [True, True, True, False]
-    with pytest.raises(TypeError, match=r"attention_options holds num_landmarks; the attention here takes alpha, .*gate"):
-        small("pola_deit_tiny", attention="hydra", attention_options={"num_landmarks": 5})
+    assert [layer.gate is not None for layer in (nystrom, pola, hydra, softmax)] == [True, True, True, True]
+    assert isinstance(softmax, WindowAttention)
+
+
+@pytest.mark.parametrize(
+    ("name", "mechanism", "options", "refused"),
+    [
+        ("pola_deit_tiny", "hydra", {"num_landmarks": 5}, "num_landmarks=5"),
+        ("pola_deit_tiny", "hydra", {"gate": "linear", "polarity": "same", "alpha": 2.0}, "polarity='same', alpha=2.0"),
+        ("softmax_pvt_tiny", "softmax", {"backend": "torch"}, "backend='torch'"),
+        ("softmax_swin_tiny", "softmax", {"conv": "depthwise", "gate": "linear"}, "conv='depthwise'"),
+        ("softmax_swin_tiny", "softmax", {"gate": "matrix"}, "gate='matrix'"),
+    ],
+)
+def test_an_option_that_no_stage_can_honour_is_refused(name, mechanism, options, refused):
+    with pytest.raises(
+        TypeError, match=f"attention_options holds {refused}, which no stage can honour; {mechanism} here takes"
+    ):
+        small(name, attention=mechanism, attention_options=options)
+
+
+@pytest.mark.parametrize("name", attention.names())
+def test_gate_and_convolution_reach_the_layer_of_every_mechanism(name):
+    """Both change the result, so that twins can differ in their attention alone."""
+    options = {"gate": "linear", "conv": "depthwise"}
+    model = small("pola_deit_tiny", attention=name, attention_options=options, kernel_size=3)
+    layer = model.blocks[0].attn
+    assert layer.conv.weight.shape[-2:] == (3, 3)
+    model(images()).square().sum().backward()
+    assert layer.gate.weight.grad.abs().sum() > 0
+    assert layer.conv.weight.grad.abs().sum() > 0
+
+
+def test_windows_take_what_they_can_and_the_rest_passes_them_by():
+    options = {"gate": "matrix", "conv": "deformable", "scale": 5.0, "dropout": 0.25}
+    model = small("pola_swin_tiny", attention_options=options)
+    pola, window = model.stages[0].blocks[0].attn, model.stages[3].blocks[0].attn
+    assert isinstance(pola.gate, MatrixGate)
+    assert (window.gate, window.conv, window.core.scale, window.core.dropout) == (None, None, 5.0, 0.25)
+
+
+def test_a_gate_in_windows_is_the_gate_of_each_token_wherever_its_window_lies():
+    """Zero gates close every token; a constant gate scales what stands before the projection, padding and shift included."""
+    layer = WindowAttention(8, 2, 2, shift=1, gate="linear")
+    x, grid = torch.randn(2, 15, 8), (3, 5)
+    nn.init.zeros_(layer.gate.weight)
+    nn.init.constant_(layer.gate.bias, 3.0)
+    gated = layer(x, grid) - layer.proj.bias
+    layer.gate = None
+    torch.testing.assert_close(gated, 3.0 * (layer(x, grid) - layer.proj.bias))
 
 
 def test_what_has_parameters_for_each_token_is_made_for_the_native_size():
@@ -141,7 +189,7 @@ def test_quadratic_mechanisms_get_the_reduced_keys_of_pvt():
 
 
 def test_softmax_takes_options_of_its_core():
-    model = small("softmax_deit_tiny", attention_options={"scale": 5.0, "gate": "linear"})
+    model = small("softmax_deit_tiny", attention_options={"scale": 5.0})
     assert model.blocks[0].attn.core.scale == 5.0
     assert model.blocks[0].attn.gate is None
 

@@ -134,9 +134,18 @@ def test_words_change_every_kind_of_field() -> None:
     assert others == {"out": "x"}
 
 
+def test_attention_options_reach_the_model_as_values() -> None:
+    words = ["--attention-options", "gate=None", "conv=depthwise,alpha=2.5", "kernel_size=3", "learn_scale=False"]
+    recipe, _ = with_words(DIGITS, words)
+    wanted = {"gate": None, "conv": "depthwise", "alpha": 2.5, "kernel_size": 3, "learn_scale": False}
+    assert recipe.model_options()["attention_options"] == wanted
+    layer = ClassificationJob(recipe).model.blocks[0].attn
+    assert (layer.gate, layer.core.alpha, layer.conv.kernel_size) == (None, 2.5, (3, 3))
+
+
 def test_a_recipe_survives_json() -> None:
     for recipe in RECIPES.values():
-        given = replace(recipe, checkpoint="weights.safetensors")
+        given = replace(recipe, checkpoint="weights.safetensors", attention_options=("gate=None", "eps=0"))
         bare = Classification(**{name: getattr(given, name) for name in ("name", "paper", "expected", "needs_checkpoint")})
         assert with_values(bare, json.loads(json.dumps(as_values(given)))) == given
 
@@ -183,6 +192,8 @@ def test_all_problems_are_told_at_once() -> None:
         ({"std": (0.0,)}, "std above 0"),
         ({"mixup": 0.5, "batch_size": 9}, "mixing needs an even number of images"),
         ({"needs_checkpoint": True}, "fine-tuning starts from weights"),
+        ({"attention_options": ("gate",)}, "attention_options holds 'gate'; give NAME=VALUE"),
+        ({"attention_options": ("gate=linear", "gate=None")}, "attention_options gives gate twice"),
     ],
 )
 def test_a_number_that_makes_no_sense_is_named(changes: dict[str, Any], told: str) -> None:
@@ -195,6 +206,7 @@ def test_a_number_that_makes_no_sense_is_named(changes: dict[str, Any], told: st
     [
         ({"model": "pola_swim_tiny"}, "did you mean 'pola_swin_tiny'"),
         ({"attention": "sofmax"}, "softmax"),
+        ({"attention": "softmax", "attention_options": ("polarity=same",)}, "polarity='same', which no stage can honour"),
         ({"optimizer": "adamww"}, "did you mean 'adamw'"),
         ({"dims": (63,), "num_heads": (2,)}, "model pola_deit_tiny"),
         ({"auto_augment": "rand-q9"}, "auto_augment"),

@@ -165,7 +165,7 @@ class Classification(Settings):
         return ClassificationJob(self)
 
 
-def _plain_value(word: str) -> None | bool | int | float | str:
+def _plain_value(word: str) -> bool | int | float | str | None:
     """None, True, False or a number where the word is one, otherwise the word."""
     if word in ("None", "True", "False"):
         return {"None": None, "True": True, "False": False}[word]
