@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-numerics test-faults test-oracles lint format bench clean help
+.PHONY: demo test test-all test-numerics test-faults test-oracles lint format bench clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -14,6 +14,9 @@ demo: $(STAMP)  ## train a small PolaFormer and its softmax twin on digits and c
 
 test: $(STAMP)  ## style, types and the whole default test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-all: $(STAMP)  ## everything but test-faults: the default suite, whole parametrised families and the numerical sweeps
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not faults'
 
 test-numerics: $(STAMP)  ## the long numerical sweeps (about a minute on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m numerics

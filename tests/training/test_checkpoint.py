@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,25 @@ def test_a_manifest_that_makes_no_sense_is_one_error(manifest: bytes, written: P
         checkpoint.read(written)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content[:-1],
+        lambda content: content + b"\n",
+        lambda content: json.dumps(json.loads(content)).encode(),
+        lambda content: content.replace(b"{", b'{"sha256": "",', 1),
+    ],
+    ids=["cut by one byte", "longer by one byte", "on one line", "with a key twice"],
+)
+def test_a_manifest_that_says_the_same_in_other_bytes_is_damaged(change: Callable[[bytes], bytes], written: Path) -> None:
+    path = written / checkpoint.MANIFEST
+    content = path.read_bytes()
+    path.write_bytes(change(content))
+    assert json.loads(path.read_bytes()) == json.loads(content)
+    with pytest.raises(DamagedError, match=r"manifest.json is damaged: it is not what was written"):
+        checkpoint.read(written)
+
+
 def test_a_manifest_cannot_name_files_outside(tmp_path: Path) -> None:
     """Whoever can write a whole manifest could write `../…` into it."""
     (tmp_path / "secret").write_bytes(b"x")
@@ -170,6 +190,7 @@ def test_everything_is_synced_before_it_is_named_and_named_before_anything_is_re
 @pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
 @pytest.mark.parametrize("call", ["mkdir", "open", "write", "fsync", "rename"])
 def test_a_failing_disk_is_an_error_and_the_older_ones_are_intact(reason: int, call: str, tmp_path: Path) -> None:
+    """What was written of the new one is removed: a full disk has its room back."""
     folder = tmp_path / "checkpoints"
     for step in range(3):
         checkpoint.write(folder, step, FILES, keep=3)
@@ -180,6 +201,7 @@ def test_a_failing_disk_is_an_error_and_the_older_ones_are_intact(reason: int, c
 
     with faults.seen_by(checkpoint, faults.Counting(fail)), pytest.raises(OSError, match=os.strerror(reason)):
         checkpoint.write(folder, 3, FILES, keep=3)
+    assert sorted(folder.iterdir()) == checkpoint.ordered(folder)
     assert len(checkpoint.ordered(folder)) == 3
     assert all(checkpoint.read(path) == FILES for path in checkpoint.ordered(folder))
 

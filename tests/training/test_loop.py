@@ -251,6 +251,23 @@ def test_a_full_disk_is_one_error_and_the_older_checkpoints_are_intact(
     assert checkpoint.newest(run / "checkpoints") is not None
 
 
+def test_the_journal_is_on_the_disk_before_a_checkpoint_that_counts_its_bytes(recipe: Classification, tmp_path: Path) -> None:
+    """Else a power cut could leave a checkpoint that knows of more lines than there are, which is refused."""
+    calls: list[tuple[str, str]] = []
+
+    def noted(who: str) -> faults.Counting:
+        return faults.Counting(lambda number, name, arguments: calls.append((who, name)))
+
+    with faults.seen_by(journal, noted("journal")), faults.seen_by(checkpoint, noted("checkpoint")):
+        training_of(recipe, tmp_path / "run").train()
+    state = "synced"
+    for call in calls:
+        state = {("journal", "write"): "written", ("journal", "fsync"): "synced"}.get(call, state)
+        assert call != ("checkpoint", "rename") or state == "synced"
+    assert calls.count(("checkpoint", "rename")) == len(faults.saved_steps(tmp_path / "run")) == 2
+    assert calls.count(("journal", "write")) > 2
+
+
 def test_two_processes_cannot_train_one_run(recipe: Classification, tmp_path: Path) -> None:
     training = training_of(recipe, tmp_path / "run")
     with training.run.alone(), pytest.raises(SettingsError, match="is being trained by another process"):
@@ -326,6 +343,20 @@ def test_the_average_of_weights_is_what_is_evaluated_and_shipped(recipe: Classif
     assert shipped == faults.tensor_bytes(found.files["ema.safetensors"])
     assert shipped != faults.tensor_bytes(found.files["model.safetensors"])
     assert finished.counts.samples == 23
+
+
+def test_the_average_of_weights_begins_with_those_of_the_second_update(recipe: Classification, tmp_path: Path) -> None:
+    """The weights that a run starts from are no part of it."""
+    engine = (training := training_of(recipe, tmp_path / "run")).engine
+    batches = training.job.training_batches(0, 0, 1)
+    average: dict[str, torch.Tensor] = {}
+    for step in range(4):
+        engine.update([next(batches) for _ in range(2)], step)
+        weights = {name: one.detach().clone() for name, one in engine.inner.named_parameters()}
+        average = weights if step < 2 else {name: average[name].lerp(weights[name], 0.1) for name in weights}
+        for name, one in engine.ema.module.named_parameters():  # type: ignore[union-attr]
+            torch.testing.assert_close(one, average[name], rtol=1e-6, atol=1e-7)
+    assert any(not torch.equal(average[name], weights[name]) for name in weights)
 
 
 def test_fp16_without_a_gpu_is_refused_before_anything_is_written(recipe: Classification, tmp_path: Path) -> None:

@@ -101,6 +101,40 @@ def test_evaluation_counts_are_equal_whatever_the_number_of_processes(recipe: Cl
                 assert torch.equal(found[name], wanted[name]), (world, name)
 
 
+def update_of_a_resumed_engine(recipe: Classification, target: str) -> None:
+    """Writes the weights after three updates, by an engine that made them all and by one that took the state after the second."""
+    from polaformer.training.engine import Engine, Progress, taken
+    from polaformer.training.processes import start
+
+    job, accelerator = recipe.job(), start(recipe.precision)
+    batches = job.training_batches(0, accelerator.process_index, accelerator.num_processes)
+    parts = [taken(batches, recipe.accumulation) for _ in range(3)]
+    whole = Engine(job.model, job.task, recipe, job.steps_per_epoch, accelerator)
+    for step in range(2):
+        whole.update(parts[step], step)
+    files = whole.files(Progress(step=2), {}, seconds=0.0)
+    resumed = Engine(recipe.job().model, job.task, recipe, job.steps_per_epoch, accelerator)
+    resumed.restore(files)
+    found = {}
+    for name, engine in {"whole": whole, "resumed": resumed}.items():
+        engine.update(parts[2], 2)
+        found |= {f"{name}.{key}": one.detach() for key, one in engine.inner.named_parameters()}
+    if accelerator.is_main_process:
+        save_file(found, target)
+
+
+def test_the_first_update_of_three_resumed_processes_adds_gradients_in_the_same_order(
+    recipe: Classification, tmp_path: Path
+) -> None:
+    """Of two, any order is the same; from three on the last bit tells, and it is the first one that could differ."""
+    single = replace(recipe, precision="fp32", batch_size=12)
+    faults.call(update_of_a_resumed_engine, single, str(tmp_path / "found"), processes=3, port=free_port())
+    found = load_file(tmp_path / "found")
+    names = [name.removeprefix("whole.") for name in found if name.startswith("whole.")]
+    assert names
+    assert [name for name in names if not torch.equal(found[f"whole.{name}"], found[f"resumed.{name}"])] == []
+
+
 def unreadable_of_processes(folder: str, target: str) -> None:
     """Writes what an evaluation could not read."""
     from polaformer.data.order import Share

@@ -1,6 +1,8 @@
 """Rows C1, C2, C4 and C7: a run that is killed anywhere goes on as if it had not been, to the last bit."""
 
+import os
 import random
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -12,7 +14,9 @@ import pytest
 
 import faults
 from faults import Kill, free_port
+from polaformer.errors import DataError
 from polaformer.recipes.classification import Classification
+from polaformer.recipes.running import resume
 
 NUM_SAVES = 8
 faults_only = pytest.mark.faults
@@ -198,6 +202,29 @@ def test_a_damaged_checkpoint_is_passed_over_and_set_aside(reference: Reference,
     assert faults.run(run, reference.recipe) == [0], faults.errors(run)
     assert faults.outcome(run) == reference.outcome()
     assert (run / "checkpoints" / "damaged-step-000000020").is_dir()
+
+
+def resume_where_the_second_process_lacks_the_newest(folder: str, elsewhere: str) -> None:
+    """Two processes with a folder each; writes what each of them is told."""
+    rank = os.environ["RANK"]
+    with pytest.raises(DataError) as caught:
+        resume(Path(elsewhere if rank == "1" else folder), lambda event, record: None)
+    Path(f"{folder}-{rank}").write_text(str(caught.value))
+
+
+def test_processes_that_see_different_checkpoints_refuse_to_go_on(reference: Reference, tmp_path: Path) -> None:
+    """Nodes that do not share the folder: one would go on from a state that the others do not have."""
+    reference.outcome()
+    folders = tmp_path / "run", tmp_path / "elsewhere"
+    for folder in folders:
+        shutil.copytree(reference.folder / "uninterrupted-1", folder)
+    shutil.rmtree(folders[1] / "checkpoints" / "step-000000040")
+    two = {"processes": 2, "port": free_port()}
+    faults.call(resume_where_the_second_process_lacks_the_newest, *map(str, folders), **two)
+    for rank in (0, 1):
+        told = (tmp_path / f"run-{rank}").read_text()
+        assert "processes see different checkpoints" in told
+        assert "(step-000000040, step-000000035); all nodes must share the folder" in told
 
 
 def test_a_finished_run_can_be_resumed_and_stays_the_same(reference: Reference, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def _listed(path: Path) -> dict[str, dict[str, Any]]:
         digest = manifest.pop("sha256")
         whole = hashlib.sha256(_canonical(manifest)).hexdigest()
         if digest != whole or _canonical(manifest | {"sha256": digest}) != content:
-            raise ValueError(f"its sha256 should be {digest} but is {whole}")
+            raise ValueError(f"it is not what was written with sha256 {digest}")
         if manifest["format"] != FORMAT:
             raise ValueError(f"its format is {manifest['format']!r} but this library reads {FORMAT!r}")
         for name in manifest["files"]:
