@@ -59,8 +59,12 @@ class Signed(NamedTuple):
         return features[..., :width] * self.positive + features[..., width:] * self.negative
 
     def divide(self, values: Tensor, x: Tensor) -> Tensor:
-        """values / x, for values that are zero where x is."""
-        return values / (x + (1 - self.positive - self.negative))
+        """values / x, for values that are zero where x is; held at the largest number where that is infinite.
+
+        Terms that cancel leave rounding errors, and divided by a subnormal x these can leave the range where the truth is 0.
+        """
+        most = torch.finfo(x.dtype).max
+        return (values / (x + (1 - self.positive - self.negative))).clamp_(-most, most)
 
 
 class Keys(NamedTuple):
