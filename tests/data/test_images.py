@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polaformer.data.images import EXTENSIONS, FORMATS, MOST_PIXELS, decode, from_array, read_image, shown
-from polaformer.errors import ImageError
+from polaformer.data.images import EXTENSIONS, FORMATS, MOST_PIXELS, decode, from_array, read_image
+from polaformer.errors import ImageError, shown
 from polaformer.regular_files import MOST_BYTES
 
 # The library hears these warnings and does not pass them on; pytest sets its own filters.
@@ -360,7 +360,6 @@ import sys, resource
 from pathlib import Path
 from polaformer.data.images import read_image
 from polaformer.errors import ImageError
-from polaformer.regular_files import MOST_BYTES
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 read_image(sys.argv[2])
 for path in sorted(Path(sys.argv[1]).iterdir()):

@@ -18,8 +18,8 @@ from typing import NamedTuple
 from PIL.Image import Image
 
 from polaformer.data.folders import TRAIN, VAL, class_folders, images_below, split_folders
-from polaformer.data.images import EXTENSIONS, decode, shown
-from polaformer.errors import DataError, ImageError
+from polaformer.data.images import EXTENSIONS, decode
+from polaformer.errors import DataError, ImageError, shown
 from polaformer.regular_files import MOST_BYTES, open_regular, reason, too_large
 
 LONGEST_LABEL = 1000  # bytes

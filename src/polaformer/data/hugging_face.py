@@ -6,8 +6,8 @@ from typing import Any
 
 from PIL.Image import Image
 
-from polaformer.data.images import decode, read_file, shown
-from polaformer.errors import DataError, ImageError
+from polaformer.data.images import decode, read_file
+from polaformer.errors import DataError, ImageError, shown
 from polaformer.extras import require
 from polaformer.regular_files import MOST_BYTES, too_large
 

@@ -11,7 +11,7 @@ from os import PathLike
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from polaformer.errors import ImageError
+from polaformer.errors import ImageError, shown
 from polaformer.regular_files import read_regular, reason
 
 MOST_PIXELS = 64_000_000
@@ -64,11 +64,6 @@ def decode(content: bytes, name: str, *, channels: int = 3, most_pixels: int = M
 def from_array(pixels: np.ndarray, *, channels: int = 3) -> Image.Image:
     """The image of an array of bytes, (height, width) or (height, width, 3), in RGB or in grey."""
     return _as_mode(Image.fromarray(pixels), "RGB" if channels == 3 else "L")
-
-
-def shown(path: str | PathLike[str]) -> str:
-    """The path as text that can be printed and put into JSON, whatever bytes its name has."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(path))
 
 
 def _upright(image: Image.Image) -> Image.Image:
