@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from os import PathLike
 
 
 class DataError(ValueError):
@@ -16,6 +17,14 @@ def nearest(word: str, names: Iterable[str]) -> str:
     """ "did you mean …? ", for a message, or nothing."""
     near = get_close_matches(word, list(names), n=1)
     return f"did you mean {near[0]!r}? " if near else ""
+
+
+def shown(name: str | PathLike[str]) -> str:
+    """A path or a name out of a file as one line that can be printed and put into JSON, whatever characters it has.
+
+    What a terminal would obey (escape sequences, other control characters, changes of the direction of writing) is spelled out.
+    """
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(name))
 
 
 class SettingsError(ValueError):

@@ -643,8 +643,8 @@ BAD_IMAGES = {
     "cut.png": "cut.png is damaged",
     "link.png": "link.png cannot be read: No such file or directory",
     "gone.png": "gone.png cannot be read: No such file or directory",
-    "photos": "photos cannot be read: it is no file",
-    "/dev/zero": "/dev/zero cannot be read: it is no file",
+    "photos": "photos cannot be read: it is not a regular file",
+    "/dev/zero": "/dev/zero cannot be read: it is not a regular file",
     LONG: "cannot be read: File name too long",
 }
 

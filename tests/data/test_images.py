@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polaformer.data.images import EXTENSIONS, FORMATS, MOST_BYTES, MOST_PIXELS, decode, from_array, read_image, shown
-from polaformer.errors import ImageError
+from polaformer.data.images import EXTENSIONS, FORMATS, MOST_PIXELS, decode, from_array, read_image
+from polaformer.errors import ImageError, shown
+from polaformer.regular_files import MOST_BYTES
 
 # The library hears these warnings and does not pass them on; pytest sets its own filters.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL", "ignore::PIL.Image.DecompressionBombWarning")
@@ -421,17 +422,17 @@ def test_a_dangling_link_and_a_link_to_itself_are_errors(tmp_path: Path) -> None
 
 def test_a_folder_named_like_an_image_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "folder.jpg").mkdir()
-    with pytest.raises(ImageError, match=r"folder.jpg cannot be read: it is no file"):
+    with pytest.raises(ImageError, match=r"folder.jpg cannot be read: it is not a regular file"):
         read_image(tmp_path / "folder.jpg")
 
 
 def test_a_file_without_permission_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     picture().save(tmp_path / "secret.png")
 
-    def refuse(path: Path) -> bytes:
-        raise PermissionError(13, "Permission denied", str(path))
+    def refuse(path: str, flags: int) -> int:
+        raise PermissionError(13, "Permission denied", path)
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)  # root may read everything
+    monkeypatch.setattr(os, "open", refuse)  # root may read everything
     with pytest.raises(ImageError, match=r"secret.png cannot be read: Permission denied"):
         read_image(tmp_path / "secret.png")
 
@@ -440,7 +441,7 @@ def test_a_file_without_permission_is_an_error(tmp_path: Path, monkeypatch: pyte
 def test_a_pipe_and_a_device_do_not_keep_the_reader_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jpg")
     for path in (tmp_path / "pipe.jpg", Path("/dev/zero")):
-        with pytest.raises(ImageError, match="cannot be read: it is no file"):
+        with pytest.raises(ImageError, match="cannot be read: it is not a regular file"):
             read_image(path)
 
 

@@ -357,6 +357,48 @@ def test_the_cache_is_made_for_its_owner_alone(source, tmp_path, monkeypatch):
     assert native.cache_folder() == tmp_path / "home" / ".cache" / "polaformer"
 
 
+@pytest.mark.parametrize(
+    ("mode", "accepted"), [(0o755, True), (0o1777, True), (0o1775, True), (0o775, False), (0o757, False), (0o777, False)], ids=oct
+)
+def test_a_parent_that_others_can_write_is_refused_unless_the_sticky_bit_protects_what_is_in_it(
+    mode, accepted, tmp_path, monkeypatch
+):
+    """Who can write in a parent could put another folder, and another kernel, in the place of the one that was checked."""
+    parent = tmp_path / "parent"
+    folder = parent / "between" / "cache"
+    folder.mkdir(parents=True)
+    for path, its_mode in ((folder, 0o700), (folder.parent, 0o755), (parent, mode)):
+        path.chmod(its_mode)
+    (tmp_path / "link").symlink_to(folder.parent)
+    for given in (folder, tmp_path / "link" / "cache"):
+        monkeypatch.setenv("POLAFORMER_CACHE", str(given))
+        if accepted:
+            assert native.cache_folder() == folder
+        else:
+            with pytest.raises(PermissionError, match=f"{parent}, above {folder}, .* can be written by others"):
+                native.cache_folder()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give folders away")
+def test_a_parent_of_somebody_else_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "parent" / "cache").mkdir(mode=0o700, parents=True)
+    monkeypatch.setenv("POLAFORMER_CACHE", str(tmp_path / "parent" / "cache"))
+    assert native.cache_folder() == tmp_path / "parent" / "cache"
+    os.chown(tmp_path / "parent", 12345, -1)
+    with pytest.raises(PermissionError, match="parent, above .* belongs to somebody else"):
+        native.cache_folder()
+
+
+def test_parents_that_are_made_are_private_whatever_the_umask_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("POLAFORMER_CACHE", str(tmp_path / "a" / "b" / "cache"))
+    before = os.umask(0)
+    try:
+        folder = native.cache_folder()
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.parents[:2])] == [0o700] * 3
+
+
 # ---- where it cannot be ----
 
 

@@ -25,7 +25,7 @@ StateDict = dict[str, Any]
 def translate_published_names(layer: nn.Module, state: StateDict, prefix: str, *_: Any) -> None:
     """A hook before `load_state_dict`: renames, in place, what belongs to the layer at `prefix`; leaves the rest alone."""
     for kind in ("weight", "bias"):
-        _fuse_projections(state, prefix, kind)
+        _fuse_projections(state, prefix, kind, getattr(getattr(layer, "qkv", None), kind, None))
     _rename(state, f"{prefix}positional_encoding", f"{prefix}key_positions.rows", _as_rows)
     _rename(state, f"{prefix}relative_position_bias_table", f"{prefix}relative_positions.table")
     state.pop(f"{prefix}relative_position_index", None)
@@ -39,8 +39,8 @@ def translate_published_names(layer: nn.Module, state: StateDict, prefix: str, *
             _rename(state, f"{prefix}{name}", f"{prefix}core.{name}", partial(_as_heads, shape=parameter.shape))
 
 
-def _fuse_projections(state: StateDict, prefix: str, kind: str) -> None:
-    """qkvg, or qg and kv, or q and kv, as qkv and gate; kind is "weight" or "bias".
+def _fuse_projections(state: StateDict, prefix: str, kind: str, wanted: Tensor | None) -> None:
+    """qkvg, or qg and kv, or q and kv, as qkv and gate; kind is "weight" or "bias", wanted the layer's qkv of that kind.
 
     What does not fit together, or is there under our names too, stays as it is, to be reported as unexpected.
     """
@@ -54,9 +54,20 @@ def _fuse_projections(state: StateDict, prefix: str, kind: str) -> None:
         state[ours], state[gate] = rows[: 3 * width], rows[3 * width :]
     elif query_gate in state and _in_rows(state[query_gate], state.get(key_value)) and gate not in state:
         q, state[gate] = state.pop(query_gate).tensor_split(2)
-        state[ours] = torch.cat([q, state.pop(key_value)])
+        state[ours] = _joined(q, state.pop(key_value), wanted)
     elif query in state and _in_rows(state[query], state.get(key_value)):
-        state[ours] = torch.cat([state.pop(query), state.pop(key_value)])
+        state[ours] = _joined(state.pop(query), state.pop(key_value), wanted)
+
+
+def _joined(first: Tensor, second: Tensor, wanted: Tensor | None) -> Tensor:
+    """The rows of both; on the meta device, without memory, where their shape is not that of the layer.
+
+    So a wrong shape is reported as such, and a file of a few bytes cannot make us copy what it claims to hold.
+    """
+    shape = torch.Size([len(first) + len(second), *first.shape[1:]])
+    if wanted is None or wanted.shape != shape:
+        return torch.empty(shape, dtype=first.dtype, device="meta")
+    return torch.cat([first, second])
 
 
 def _in_rows(*tensors: Any) -> bool:

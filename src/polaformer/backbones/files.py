@@ -21,14 +21,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from polaformer.backbones.fitting import Misfits, StateDict
+from polaformer.backbones.fitting import Misfits, StateDict, is_plain
 from polaformer.errors import DataError
+from polaformer.regular_files import open_regular, reason, too_large
 
 FORMAT = {"format": "polaformer", "version": "1"}
 # The authors' files hold their configuration, an object of a class that need not be installed; it is read as a plain dict.
 CONFIGURATION_CLASSES = ("yacs.config.CfgNode",)
 WRAPPERS = ("model", "state_dict", "state_dict_ema", "model_ema", "module")  # keys under which files keep the state dict
+MOST_BYTES = 4 * 2**30  # of a weights file: the largest of these models with its optimizer and average needs a third
 MOST_WRAPPERS = 8  # how deep a state dict may lie in a file
+NOT_PLAIN = "a sparse, quantised or meta tensor, or one with more elements than its storage holds"
 PREFIXES = ("module.", "_orig_mod.", "model.")  # before every name, where a wrapped model was saved
 
 
@@ -49,14 +52,17 @@ def read_state_dict(path: str | PathLike[str]) -> StateDict:
     try:
         if path.is_dir():
             raise CheckpointError(f"{path} is a directory; give a .safetensors or .pth file")
-        if not path.stat().st_size:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+        if not size:
             raise CheckpointError(f"{path} is empty; fetch or write it again")
+        if size > MOST_BYTES:
+            raise OSError(too_large(size, MOST_BYTES))
         return _read_safetensors(path) if _is_safetensors(path) else state_dict_in(_read_pth(path), str(path))
     except CheckpointError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte
-        reason = getattr(error, "strerror", None) or error
-        raise CheckpointError(f"{path} cannot be read: {reason}; check the path") from error
+        raise CheckpointError(f"{path} cannot be read: {reason(error)}; check the path") from error
 
 
 def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
@@ -111,15 +117,15 @@ def _read_pth(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         asked_for = re.search(r"GLOBAL:? (\S+)", str(error))
-        reason = f"it asks for {asked_for[1]}" if asked_for else "it is not in the restricted form of pickle"
+        why = f"it asks for {asked_for[1]}" if asked_for else "it is not in the restricted form of pickle"
         raise CheckpointError(
-            f"{path} holds more than tensors and plain containers ({reason}); it was not loaded, and nothing in it was run. "
+            f"{path} holds more than tensors and plain containers ({why}); it was not loaded, and nothing in it was run. "
             "If you trust its origin, save its state dict alone, as safetensors"
         ) from error
     except Exception as error:
         # A damaged file fails in many ways inside torch; none of them may pass as anything but a damaged file.
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"{path} is damaged: {reason}; fetch or write it again") from error
+        what = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{path} is damaged: {what}; fetch or write it again") from error
 
 
 def _check_archive(path: Path) -> None:
@@ -144,7 +150,7 @@ def _check_archive(path: Path) -> None:
 
 def _is_safetensors(path: Path) -> bool:
     """By content: a header length of 8 bytes, then JSON; by name if it is too short to tell."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         start = file.read(9)
     return (len(start) == 9 and start[8:] == b"{" and start[:2] != b"PK") or path.suffix == ".safetensors"
 
@@ -158,8 +164,8 @@ def state_dict_in(content: Any, origin: str = "the state dict") -> StateDict:
         kind = "an empty mapping" if isinstance(content, Mapping) else f"a {type(content).__name__}"
         raise CheckpointError(f"{origin} holds {kind}; a mapping from names to tensors is needed")
     for key, value in content.items():
-        if not isinstance(key, str) or not _is_plain(value):
-            kind = f"a {type(value).__name__}" if not isinstance(value, Tensor) else "a sparse, quantised or meta tensor"
+        if not isinstance(key, str) or not is_plain(value):
+            kind = f"a {type(value).__name__}" if not isinstance(value, Tensor) else NOT_PLAIN
             raise CheckpointError(
                 f"{origin} holds no state dict: {key!r} is {kind if isinstance(key, str) else 'no name'}; "
                 f"a mapping from names to plain tensors is needed, bare or under {', '.join(WRAPPERS)}"
@@ -169,10 +175,6 @@ def state_dict_in(content: Any, origin: str = "the state dict") -> StateDict:
     while prefix := next((one for one in PREFIXES if all(key.startswith(one) for key in found)), None):
         found = {key.removeprefix(prefix): value for key, value in found.items()}
     return found
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_quantized and not value.is_meta
 
 
 def _umask() -> int:

@@ -91,7 +91,7 @@ def _resize_tables(state: StateDict, model: nn.Module, grids: Mapping[str, Grid]
         else:
             continue
         rows = state.get(key)
-        if not isinstance(rows, Tensor) or rows.ndim != 2 or rows.shape[1] != wanted.shape[1]:
+        if not is_plain(rows) or rows.ndim != 2 or rows.shape[1] != wanted.shape[1]:
             continue
         is_same = len(rows) == len(wanted)
         old = grids.get(name) or (new if is_same and key in ours else _square(len(rows) - prefix))
@@ -100,6 +100,16 @@ def _resize_tables(state: StateDict, model: nn.Module, grids: Mapping[str, Grid]
             state[key] = torch.cat([rows[:prefix], resize_rows(rows[prefix:], old, new, mode)])
             done.append(f"{key}: {old[0]}×{old[1]} → {new[0]}×{new[1]}")
     return done
+
+
+def is_plain(value: Any) -> bool:
+    """Whether it is a dense tensor whose elements all lie in memory.
+
+    One with strides of 0 takes a few bytes in a file and any number of them once it is copied.
+    """
+    if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_quantized or value.is_meta:
+        return False
+    return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
 
 
 def _square(num_rows: int) -> Grid | None:

@@ -9,6 +9,7 @@ import tyro
 
 from polaformer.cli.errors import UsageError
 from polaformer.cli.output import load, new_table, print_all, print_json, progress_bar
+from polaformer.errors import shown
 from polaformer.extras import require
 
 if TYPE_CHECKING:
@@ -164,4 +165,4 @@ class Evaluate:
 
 
 def _some(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    return ", ".join(shown(name) for name in names[:3]) + (", …" if len(names) > 3 else "")

@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -14,12 +15,41 @@ from typing import Any
 
 from rich.console import Console
 from rich.measure import Measurement
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, Task, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from polaformer.cli.errors import WriteError
+from polaformer.errors import shown
 
 BUSY = 0.1  # share of the processor that other programs may use before timings are called doubtful
+
+
+class Terminal(Console):
+    """Prints text as it is, and shows what a terminal would obey: names of classes and files may hold escape sequences.
+
+    All that the commands print goes through it, but for JSON.
+    """
+
+    def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
+        super().__init__(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Every text on its way into the layout."""
+        return super().render_str(escaped(text), **options)
+
+
+class ProgressText(TextColumn):
+    """A text of a progress bar, escaped."""
+
+    def render(self, task: Task) -> Text:
+        """The text for the task."""
+        return Text(escaped(self.text_format.format(task=task)))
+
+
+def escaped(text: str) -> str:
+    """The text with everything spelled out that is not printable, but for the ends of lines."""
+    return "\n".join(shown(line) for line in text.split("\n"))
 
 
 def load(*modules: str) -> None:
@@ -37,9 +67,9 @@ def load(*modules: str) -> None:
 
 def progress_bar() -> Progress:
     """A bar on stderr with the name of the step, the share done, the time spent and the time left."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("left"))
+    columns = (ProgressText("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("left"))
     is_silent = os.environ.get("RANK", "0") != "0"  # one of several processes tells
-    return Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), disable=is_silent)
+    return Progress(*columns, TimeRemainingColumn(), console=Terminal(stderr=True), disable=is_silent)
 
 
 @contextmanager
@@ -95,19 +125,16 @@ def print_all(*parts: Table | str) -> None:
 
 def _print_table(table: Table) -> None:
     """In the width of the terminal; as wide as it needs to be where there is none, as in a pipe or a file."""
-    # What stands in tables may be names of files and classes: no markup, no smileys.
-    console = Console(markup=False, emoji=False)
+    console = Terminal()
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        wide = Console(markup=False, emoji=False, width=1000)
-        console = Console(
-            markup=False, emoji=False, width=max(console.width, Measurement.get(wide, wide.options, table).maximum)
-        )
+        wide = Terminal(width=1000)
+        console = Terminal(width=max(console.width, Measurement.get(wide, wide.options, table).maximum))
     console.print(table)
 
 
 def print_line(text: str, *, stderr: bool = False) -> None:
-    """One line as it is: not wrapped, not coloured, no markup."""
-    Console(stderr=stderr).print(text, soft_wrap=True, markup=False, highlight=False)
+    """One line, not wrapped."""
+    Terminal(stderr=stderr).print(text, soft_wrap=True)
 
 
 def print_json(result: dict[str, Any]) -> None:
@@ -118,8 +145,9 @@ def print_json(result: dict[str, Any]) -> None:
 
 
 def to_json(result: dict[str, Any]) -> str:
-    """Strict JSON: numbers that are not finite become null."""
-    return json.dumps(_without_nan(result), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    """Strict JSON: numbers that are not finite become null, and what is not printable is escaped."""
+    text = json.dumps(_without_nan(result), indent=2, ensure_ascii=False, allow_nan=False)
+    return re.sub(r"[^\n -~]", lambda one: one[0] if one[0].isprintable() else json.dumps(one[0])[1:-1], text) + "\n"
 
 
 def prepare_folder(path: Path, option: str) -> None:

@@ -9,7 +9,7 @@ import tyro
 
 from polaformer.cli.errors import UsageError
 from polaformer.cli.output import load, new_table, print_all, print_json, print_line, progress_bar
-from polaformer.errors import DataError
+from polaformer.errors import DataError, shown
 
 if TYPE_CHECKING:
     from polaformer.tasks.classifier import Classifier, Guess
@@ -62,7 +62,7 @@ class Predict:
             raise UsageError(f"there is no {self.checkpoint}; give a run, a checkpoint of one, or a file of weights")
 
     def _predict(self, classifier: "Classifier") -> "tuple[dict[str, list[Guess]], list[str]]":
-        from polaformer.data.images import read_image, shown
+        from polaformer.data.images import read_image
 
         found: dict[str, list[Guess]] = {}
         unreadable = []
@@ -85,6 +85,6 @@ class Predict:
         table = new_table(f"{self.checkpoint}", "image", "class", "probability")
         for name, guesses in found.items():
             for place, guess in enumerate(guesses):
-                table.add_row(name if place == 0 else "", guess.name, f"{100 * guess.probability:.1f} %")
+                table.add_row(name if place == 0 else "", shown(guess.name), f"{100 * guess.probability:.1f} %")
         if found:
             print_all(table)

@@ -6,10 +6,9 @@ import time
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TimeElapsedColumn
 
-from polaformer.cli.output import print_line
+from polaformer.cli.output import ProgressText, Terminal, print_line
 
 
 class TrainingView:
@@ -18,9 +17,9 @@ class TrainingView:
     def __init__(self, name: str, batch_size: int, epochs: int) -> None:
         self.name, self.batch_size, self.epochs = name, batch_size, epochs
         self.is_silent = os.environ.get("RANK", "0") != "0"  # one of several processes tells
-        self.is_terminal = Console(stderr=True).is_terminal and not self.is_silent
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[numbers]}"))
-        self.bar = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), disable=not self.is_terminal)
+        self.is_terminal = Terminal(stderr=True).is_terminal and not self.is_silent
+        columns = (ProgressText("{task.description}"), BarColumn(bar_width=24), ProgressText("{task.fields[numbers]}"))
+        self.bar = Progress(*columns, TimeElapsedColumn(), console=Terminal(stderr=True), disable=not self.is_terminal)
         self.task: TaskID | None = None
         self.accuracy = ""
         self.loss = 0.0
@@ -84,7 +83,7 @@ class TrainingView:
 
     def _say(self, text: str) -> None:
         if self.is_terminal:
-            self.bar.console.print(text, markup=False, highlight=False)
+            self.bar.console.print(text)
         else:
             print_line(text, stderr=True)
             sys.stderr.flush()

@@ -6,6 +6,7 @@ around all of these do not matter; symbolic links are left out. Only the headers
 no path inside an archive can do harm.
 """
 
+import io
 import os
 import re
 import tarfile
@@ -17,10 +18,12 @@ from typing import NamedTuple
 from PIL.Image import Image
 
 from polaformer.data.folders import TRAIN, VAL, class_folders, images_below, split_folders
-from polaformer.data.images import EXTENSIONS, decode, shown
-from polaformer.errors import DataError, ImageError
+from polaformer.data.images import EXTENSIONS, decode
+from polaformer.errors import DataError, ImageError, shown
+from polaformer.regular_files import MOST_BYTES, open_regular, reason, too_large
 
 LONGEST_LABEL = 1000  # bytes
+LONGEST_HEADER = 2**20  # bytes: of a name, or of extended headers before one
 MOST_CLASSES = 10**6
 
 
@@ -153,7 +156,7 @@ def _told(label: Member | None) -> int | str | None:
 
 def _members(archive: Path) -> Iterator[Member]:
     try:
-        with tarfile.open(archive, mode="r:") as file:
+        with _HeaderFile(open_regular(archive).detach()) as opened, tarfile.open(fileobj=opened, mode="r:") as file:
             files: dict[str, Member] = {}
             for info in _headers(file):
                 if info.isfile() and not info.issparse():
@@ -162,8 +165,17 @@ def _members(archive: Path) -> Iterator[Member]:
                 elif info.islnk() and info.linkname in files:  # a file that is stored once and has two names
                     yield files[info.linkname]._replace(name=info.name)
     except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, RecursionError, MemoryError) as error:
-        reason = str(error) or "a header makes no sense"
-        raise DataError(f"{archive} is no whole, uncompressed .tar: {reason}; write or fetch it again") from error
+        what = reason(error) or "a header makes no sense"
+        raise DataError(f"{shown(archive)} is no whole, uncompressed .tar: {what}; write or fetch it again") from error
+
+
+class _HeaderFile(io.BufferedReader):
+    """An archive of which headers are read, but no files: tarfile reads a name of any length that a header claims."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= LONGEST_HEADER:
+            raise tarfile.ReadError(f"a header claims {size:,} bytes; at most {LONGEST_HEADER:,} are allowed")
+        return super().read(size)
 
 
 def _headers(file: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
@@ -180,15 +192,16 @@ def _headers(file: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         raise tarfile.ReadError(f"it is damaged, or cut off, at byte {file.offset}")
 
 
-def _content(member: Member, most: int | None = None) -> bytes:
-    wanted = member.size if most is None else min(member.size, most)
+def _content(member: Member, most: int = MOST_BYTES) -> bytes:
     try:
-        with open(member.archive, "rb") as file:
+        if member.size > most:
+            raise OSError(too_large(member.size, most))
+        with open_regular(member.archive) as file:
             file.seek(member.offset)
-            content = file.read(wanted)
+            content = file.read(member.size)
     except OSError as error:
-        raise ImageError(f"{_name(member)} cannot be read: {error.strerror}; check {member.archive}") from error
-    if len(content) < wanted:
+        raise ImageError(f"{_name(member)} cannot be read: {reason(error)}; check {shown(member.archive)}") from error
+    if len(content) < member.size:
         raise ImageError(f"{_name(member)} is cut short: {member.archive} ends inside it; fetch the archive again")
     return content
 

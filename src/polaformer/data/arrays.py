@@ -8,8 +8,8 @@ from PIL import Image
 
 from polaformer.data.images import from_array
 from polaformer.errors import DataError
+from polaformer.regular_files import MOST_BYTES, open_regular, reason
 
-HARMLESS, MOST_SWELLING = 2**30, 100  # bytes; how many times larger than its file the content may be
 MOST_CLASSES = 10**6
 
 
@@ -53,16 +53,18 @@ def open_splits(path: Path) -> tuple[Arrays, Arrays | None]:
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     try:
-        with zipfile.ZipFile(path) as archive:
-            swollen = sum(entry.file_size for entry in archive.infolist())
-        if swollen > max(HARMLESS, MOST_SWELLING * path.stat().st_size):
-            raise ValueError(f"unpacked it would have {swollen:,} bytes, more than {MOST_SWELLING} times its size")
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+        with open_regular(path) as opened:
+            with zipfile.ZipFile(opened) as archive:
+                unpacked = sum(entry.file_size for entry in archive.infolist())
+            if unpacked > MOST_BYTES:
+                raise ValueError(f"unpacked it would have {unpacked:,} bytes, more than the {MOST_BYTES:,} that are allowed")
+            with np.load(opened, allow_pickle=False) as file:
+                return {name: file[name] for name in file.files}
     except Exception as error:
         # A damaged file fails in many ways inside zipfile, zlib and NumPy; all of them mean the same.
         raise DataError(
-            f"{path} is no whole .npz of plain arrays: {str(error) or type(error).__name__}; write it again with numpy.savez"
+            f"{path} is no whole .npz of plain arrays: {reason(error) or type(error).__name__}; write it again with numpy.savez, "
+            "or, if it is too large, as a folder or a .tar"
         ) from error
 
 

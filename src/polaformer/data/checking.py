@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from polaformer.data.sources import Data, Source
 from polaformer.errors import DataError, ImageError
+from polaformer.regular_files import read_regular
 
 FORMAT = "polaformer-data-1"
 AT_ONCE = 1024
@@ -60,7 +61,7 @@ def check(
 def read_manifest(path: Path) -> dict[str, str]:
     """The digests that a manifest holds; raises DataError."""
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = json.loads(read_regular(path))
         if manifest["format"] != FORMAT or not isinstance(manifest["sha256"], dict):
             raise ValueError("it is of another kind")
         return dict(manifest["sha256"])

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from PIL.Image import Image
 
-from polaformer.data.images import EXTENSIONS, read_file, read_image, shown
-from polaformer.errors import DataError
+from polaformer.data.images import EXTENSIONS, read_file, read_image
+from polaformer.errors import DataError, shown
 
 TRAIN = ("train", "training")
 VAL = ("val", "valid", "validation", "test")

@@ -6,9 +6,10 @@ from typing import Any
 
 from PIL.Image import Image
 
-from polaformer.data.images import decode
-from polaformer.errors import DataError, ImageError
+from polaformer.data.images import decode, read_file
+from polaformer.errors import DataError, ImageError, shown
 from polaformer.extras import require
+from polaformer.regular_files import MOST_BYTES, too_large
 
 
 class HuggingFace:
@@ -39,14 +40,16 @@ class HuggingFace:
         return decode(self.content(index), self.name(index), channels=channels)
 
     def content(self, index: int) -> bytes:
-        """The bytes of the file."""
-        try:
-            file, _ = self.reader[index]
-            with file:
-                return file.read()
-        except (OSError, AssertionError, TypeError) as error:  # TypeError: there is none
-            reason = str(error) if isinstance(error, OSError) else "it is missing"
-            raise ImageError(f"{self.name(index)} cannot be read: {reason}; check the data set") from error
+        """The bytes of the file, stored in its row or in a file of its own."""
+        row = self.reader.dataset.data.column("image")[index]
+        path = row["path"].as_py() if row.is_valid else None
+        if row.is_valid and row["bytes"].is_valid and (size := row["bytes"].as_buffer().size):
+            if size > MOST_BYTES:
+                raise ImageError(f"{self.name(index)} cannot be read: {too_large(size)}; check the data set")
+            return row["bytes"].as_py()
+        if not path:
+            raise ImageError(f"{self.name(index)} cannot be read: it is missing; check the data set")
+        return read_file(path)
 
 
 def open_splits(folder: str) -> tuple[HuggingFace, HuggingFace | None]:
@@ -56,6 +59,7 @@ def open_splits(folder: str) -> tuple[HuggingFace, HuggingFace | None]:
     root = Path(folder)
     if not folder or not root.is_dir():
         raise DataError(f"there is no folder {folder}; download the data set first, and give its folder after hfds:")
+    _check_files(root)
     splits = _split_names(root)
     if "train" not in splits:
         raise DataError(f"{folder} has the splits {', '.join(splits) or 'none'}; a split 'train' is needed")
@@ -78,6 +82,14 @@ def _open(root: Path, split: str) -> HuggingFace:
         raise DataError(
             f"{root} has no column 'image' of images and 'label' of classes ({_line(error)}); rename them"
         ) from error
+
+
+def _check_files(root: Path) -> None:
+    """Raises for FIFOs, devices and sockets: the package `datasets` would wait for them forever."""
+    for folder, _, names in os.walk(root):
+        for path in (Path(folder, name) for name in names):
+            if path.exists() and not path.is_file():
+                raise DataError(f"{shown(path)} is not a regular file; remove it from the data set")
 
 
 def _split_names(root: Path) -> list[str]:

@@ -5,19 +5,16 @@ dropped, as torchvision and timm do; more than 8 bits a channel are scaled to 8.
 """
 
 import io
-import os
-import stat
 import warnings
 from os import PathLike
-from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from polaformer.errors import ImageError
+from polaformer.errors import ImageError, shown
+from polaformer.regular_files import read_regular, reason
 
 MOST_PIXELS = 64_000_000
-MOST_BYTES = 2**30
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 _READ = f"{', '.join(FORMATS)} are read: fetch it again, or remove it from the data"
@@ -36,15 +33,9 @@ def read_image(path: str | PathLike[str], *, channels: int = 3, most_pixels: int
 def read_file(path: str | PathLike[str]) -> bytes:
     """The bytes of a file; raises ImageError, also for what might never end: pipes, devices, files beyond all images."""
     try:
-        about = os.stat(path)
-        if not stat.S_ISREG(about.st_mode):
-            raise OSError("it is no file")
-        if about.st_size > MOST_BYTES:
-            raise OSError(f"it has {about.st_size:,} bytes, more than the {MOST_BYTES:,} that are allowed")
-        return Path(path).read_bytes()
+        return read_regular(path)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ImageError(f"{shown(path)} cannot be read: {reason}; check the path, or remove it from the data") from error
+        raise ImageError(f"{shown(path)} cannot be read: {reason(error)}; check the path, or remove it from the data") from error
 
 
 def decode(content: bytes, name: str, *, channels: int = 3, most_pixels: int = MOST_PIXELS) -> Image.Image:
@@ -73,11 +64,6 @@ def decode(content: bytes, name: str, *, channels: int = 3, most_pixels: int = M
 def from_array(pixels: np.ndarray, *, channels: int = 3) -> Image.Image:
     """The image of an array of bytes, (height, width) or (height, width, 3), in RGB or in grey."""
     return _as_mode(Image.fromarray(pixels), "RGB" if channels == 3 else "L")
-
-
-def shown(path: str | PathLike[str]) -> str:
-    """The path as text that can be printed and put into JSON, whatever bytes its name has."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(path))
 
 
 def _upright(image: Image.Image) -> Image.Image:

@@ -8,9 +8,8 @@ from typing import Protocol
 
 from PIL.Image import Image
 
-from polaformer.data.images import shown
 from polaformer.data.randomness import derive
-from polaformer.errors import DataError
+from polaformer.errors import DataError, shown
 
 DIGITS = "digits"
 HUGGING_FACE = "hfds:"
@@ -142,9 +141,9 @@ def _held_out(source: Source, share: float) -> Data:
 
 def _check(data: Data, spec: str) -> None:
     if len(data.classes) < 2:
-        raise DataError(f"{spec} has {len(data.classes)} class ({', '.join(data.classes)}); at least two are needed")
+        raise DataError(f"{spec} has {len(data.classes)} class ({', '.join(map(shown, data.classes))}); at least two are needed")
     if data.train.classes != data.val.classes:
-        differ = sorted(set(data.train.classes) ^ set(data.val.classes))
+        differ = [shown(name) for name in sorted(set(data.train.classes) ^ set(data.val.classes))]
         raise DataError(
             f"{spec}: training and validation have different classes ({', '.join(differ[:5])}{', …' * (len(differ) > 5)}); "
             "give both the same class folders"
@@ -152,7 +151,7 @@ def _check(data: Data, spec: str) -> None:
     for purpose, part in (("train", data.train), ("validate", data.val)):
         if not len(part):
             raise DataError(f"{spec}: there are no images to {purpose} with; add some, or hold out another share (--val-share)")
-    missing = [data.classes[label] for label in sorted(set(range(len(data.classes))) - set(data.train.labels))]
+    missing = [shown(data.classes[label]) for label in sorted(set(range(len(data.classes))) - set(data.train.labels))]
     if missing:
         raise DataError(
             f"{spec}: no training images of {', '.join(missing[:5])}{', …' * (len(missing) > 5)}; add some or remove the class"

@@ -17,6 +17,7 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -105,11 +106,28 @@ def cache_folder() -> Path:
         folder = (Path(wanted).expanduser() if wanted else base / "polaformer").absolute()
     except RuntimeError as error:  # a user without a home, as in containers
         raise FileNotFoundError(str(error)) from error
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    state = folder.stat()
-    if hasattr(os, "getuid") and (state.st_uid != os.getuid() or state.st_mode & 0o022):
-        raise PermissionError(f"{folder} belongs to somebody else or can be written by others")
+    for path in (*reversed(folder.parents), folder):
+        if path == folder or not path.exists():
+            path.mkdir(mode=0o700, exist_ok=True)  # parents too, whatever the umask is
+    folder = folder.resolve()  # a link in the path could be turned elsewhere after the check
+    if hasattr(os, "getuid"):
+        _check_private(folder)
     return folder
+
+
+def _check_private(folder: Path) -> None:
+    """Raises PermissionError if anybody but this user and root can write into the folder, or replace it or one of its parents.
+
+    In a parent that others can write into, as /tmp, the sticky bit keeps them from renaming what is not theirs.
+    """
+    state = folder.stat()
+    if state.st_uid != os.getuid() or state.st_mode & 0o022:
+        raise PermissionError(f"{folder} belongs to somebody else or can be written by others")
+    for parent in folder.parents:
+        above = parent.stat()
+        is_open = bool(above.st_mode & (stat.S_IWGRP | stat.S_IWOTH)) and not above.st_mode & stat.S_ISVTX
+        if above.st_uid not in (0, os.getuid()) or is_open:
+            raise PermissionError(f"{parent}, above {folder}, belongs to somebody else or can be written by others")
 
 
 def fingerprint(source: Path, compiler: list[str]) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polaformer.errors import DataError
+from polaformer.regular_files import MOST_BYTES, read_regular, reason
 
 MANIFEST = "manifest.json"
 FORMAT = "polaformer-checkpoint-1"
@@ -59,7 +60,7 @@ def read(path: Path) -> dict[str, bytes]:
     listed = _listed(path)
     files = {}
     for name, expected in listed.items():
-        content = _bytes(path / name)
+        content = _bytes(path / name, max(expected["bytes"], MOST_BYTES))
         found = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         for kind in ("bytes", "sha256"):
             if found[kind] != expected[kind]:
@@ -125,9 +126,11 @@ def _listed(path: Path) -> dict[str, dict[str, Any]]:
             raise ValueError(f"it is not what was written with sha256 {digest}")
         if manifest["format"] != FORMAT:
             raise ValueError(f"its format is {manifest['format']!r} but this library reads {FORMAT!r}")
-        for name in manifest["files"]:
+        for name, about in manifest["files"].items():
             if Path(name).name != name:
                 raise ValueError(f"{name!r} is no plain name of a file")
+            if not isinstance(about["bytes"], int) or not isinstance(about["sha256"], str):
+                raise ValueError(f"what it says of {name!r} is no size and digest")
         return dict(manifest["files"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedError(f"{path / MANIFEST} is damaged: {error}; use another checkpoint") from error
@@ -137,11 +140,11 @@ def _canonical(value: Any) -> bytes:
     return (json.dumps(value, sort_keys=True, indent=1, ensure_ascii=True) + "\n").encode()
 
 
-def _bytes(path: Path) -> bytes:
+def _bytes(path: Path, most: int = MOST_BYTES) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path, most)
     except OSError as error:
-        raise DamagedError(f"{path} cannot be read: {error.strerror}; use another checkpoint") from error
+        raise DamagedError(f"{path} cannot be read: {reason(error)}; use another checkpoint") from error
 
 
 def _write_file(path: Path, content: bytes) -> None:

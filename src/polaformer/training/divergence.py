@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from polaformer.data.randomness import derive, reseed
 from polaformer.data.samples import Batch
 from polaformer.errors import DataError
+from polaformer.regular_files import open_regular
 from polaformer.training.engine import Engine, NonFiniteError
 from polaformer.training.evaluation import moved
 from polaformer.training.run import writing
@@ -45,7 +46,7 @@ def leave_behind(folder: Path, parts: Sequence[Batch], names: list[str], error: 
 def read(path: Path) -> tuple[list[Batch], dict[str, Any]]:
     """The parts and what is known of them; raises DataError."""
     try:
-        with safe_open(path, framework="pt") as file:
+        with open_regular(path), safe_open(path, framework="pt") as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, it is not a dict
             about = json.loads(file.metadata()["about"])
         kinds = ("images", "labels", "indices")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from polaformer.errors import DataError
+from polaformer.regular_files import read_regular, reason
 
 NAME = "journal.jsonl"
 
@@ -21,6 +22,8 @@ class Journal:
 
     def __init__(self, folder: Path, size: int = 0) -> None:
         self.path = folder / NAME
+        if self.path.exists() and not self.path.is_file():  # a FIFO would keep us waiting for somebody who reads it
+            raise DataError(f"{self.path} is not a regular file; restore it, or start a new run")
         self.handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o666)
         if os.fstat(self.handle).st_size < size:
             os.close(self.handle)
@@ -54,7 +57,11 @@ def read(folder: Path) -> list[dict[str, Any]]:
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1], start=1):
+    try:
+        text = read_regular(path).decode("utf-8", errors="replace")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {reason(error)}; restore the file") from error
+    for number, line in enumerate(text.split("\n")[:-1], start=1):
         try:
             yield json.loads(line)
         except ValueError as error:

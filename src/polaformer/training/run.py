@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from polaformer.errors import CannotWriteError, DataError, SettingsError
+from polaformer.regular_files import read_regular
 from polaformer.training import checkpoint
 
 CONFIG, MODEL, CHECKPOINTS = "config.json", "model.safetensors", "checkpoints"
@@ -48,7 +49,7 @@ class Run:
         if not os.path.isfile(path):
             raise DataError(f"{folder} is no run: there is no {CONFIG} in it; give the folder that `polaformer train` named")
         try:
-            config = json.loads(path.read_bytes())
+            config = json.loads(read_regular(path))
             if not isinstance(config, dict):
                 raise ValueError("it is no configuration")
             if config.pop("version", None) is not VERSION:
