@@ -1,4 +1,7 @@
-"""What every registered model can do, at full width and depth; a new model is tested by being registered."""
+"""What every registered model can do, at full width and depth; a new model is tested by being registered.
+
+The smallest of each family stand in the default suite, the others in `make test-all`.
+"""
 
 import pytest
 import timm
@@ -11,10 +14,11 @@ from polaformer.backbones.registry import MODELS
 from polaformer.backbones.timm_models import register_all
 
 NAMES = polaformer.list_models()
+SMALLEST = ("pola_deit_tiny", "pola_pvt_tiny", "pola_pvt_v2_b0", "pola_swin_tiny", "softmax_pvt_v2_b0", "softmax_swin_tiny")
 ODD_SIZES = [(200, 312), (97, 61), (33, 130)]
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=[pytest.param(n, marks=() if n in SMALLEST else pytest.mark.long) for n in NAMES])
 def model(request):
     torch.manual_seed(0)
     return polaformer.create_model(request.param, num_classes=7).eval()

@@ -7,9 +7,11 @@ import polaformer
 from models import SMALL, images, small
 
 FAMILIES = ["pola_deit_tiny", "pola_pvt_tiny", "pola_pvt_v2_b0", "pola_swin_tiny"]
+# Compiling a hierarchy takes the better part of a minute: the plain transformer stands for all in the default suite.
+COMPILED = [pytest.param(name, marks=() if name == "pola_deit_tiny" else pytest.mark.long) for name in FAMILIES]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", COMPILED)
 def test_torch_compile_in_one_graph(name):
     """In float64, as fp32 would hide mistakes in rounding; but for Swin, which takes minutes to compile in float64."""
     dtype, rtol, atol = (torch.float32, 1e-3, 1e-5) if "swin" in name else (torch.float64, 1e-7, 1e-10)
@@ -26,7 +28,7 @@ def test_torch_compile_in_one_graph(name):
             assert torch.allclose(by_compiled[key], parameter.grad, rtol=rtol, atol=atol * largest), key
 
 
-@pytest.mark.parametrize("name", ["pola_deit_tiny", "pola_pvt_v2_b0"])
+@pytest.mark.parametrize("name", ["pola_deit_tiny", pytest.param("pola_pvt_v2_b0", marks=pytest.mark.long)])
 def test_torch_compile_takes_another_size(name):
     """The second size is compiled with symbols for the sides, which must not take forever, and serves a third."""
     model = small(name)
