@@ -102,7 +102,7 @@ def test_evaluation_counts_are_equal_whatever_the_number_of_processes(recipe: Cl
 
 
 def update_of_a_resumed_engine(recipe: Classification, target: str) -> None:
-    """Writes the weights after three updates, by an engine that made them all and by one that took the state after the second."""
+    """Writes the weights after three updates, of an engine that made all and of one that resumed after the second."""
     from polaformer.training.engine import Engine, Progress, taken
     from polaformer.training.processes import start
 
