@@ -23,7 +23,7 @@ from safetensors.torch import load
 
 from polaformer.recipes.classification import Classification
 
-PRELOADED = ["polaformer.recipes.running", "sklearn.datasets", "torch.utils.tensorboard", "timm", "faults"]
+PRELOADED = ["polaformer.recipes.running", "sklearn.datasets", "torch.utils.tensorboard", "timm", "faults", "commands"]
 STEPS = 40
 
 # 160 images in 4 epochs of 10 updates of two parts; mixup, drop path, an average of weights: everything that a resumed run
@@ -113,13 +113,13 @@ def call(function: Callable[..., None], *arguments: Any, processes: int = 1, por
 
 
 def _called(function: Callable[..., None], arguments: tuple[Any, ...], rank: int, processes: int, port: int) -> None:
-    _become(rank, processes, port)
+    become(rank, processes, port)
     function(*arguments)
     sys.stderr.flush()
     os._exit(0)
 
 
-def _become(rank: int, processes: int, port: int) -> None:
+def become(rank: int, processes: int, port: int) -> None:
     """Sets what torchrun would set."""
     import torch
 
@@ -145,7 +145,7 @@ def _child(folder: Path, recipe: Classification, kill: Kill | None, rank: int, p
     from polaformer.errors import StoppedError
     from polaformer.recipes.running import resume, train
 
-    _become(rank, processes, port)
+    become(rank, processes, port)
     os.dup2(os.open(folder.parent / f"{folder.name}-stderr-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     watch = _killer(kill if kill and kill.rank == rank else None)
     try:

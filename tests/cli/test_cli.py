@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from commands import run
+from commands import run, run_apart
 from polaformer import __version__
 from polaformer.cli.main import COMMANDS
 from polaformer.cli.output import machine_lines
@@ -142,13 +142,11 @@ def test_an_unwritable_folder_gives_code_74_before_any_work(
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 @pytest.mark.parametrize("arguments", [["--help"], [*TINY_BENCH, "--json"], TINY_BENCH])
-def test_a_full_standard_output_gives_code_74(arguments: list[str]) -> None:
-    code = f"import sys; from polaformer.cli.main import main; sys.exit(main({arguments}))"
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 74
-    assert "cannot write to standard output" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_full_standard_output_gives_code_74(arguments: list[str], tmp_path: Path) -> None:
+    [(code, _, err)] = run_apart(arguments, tmp_path, stdout=Path("/dev/full"))
+    assert code == 74
+    assert "cannot write to standard output" in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.parametrize("package", ["accelerate", "matplotlib", "sklearn", "tensorboard"])
@@ -268,8 +266,9 @@ def test_the_benchmark_skips_what_would_take_too_long(capsys: pytest.CaptureFixt
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")
 def test_the_benchmark_uses_the_threads_it_is_given(tmp_path: Path) -> None:
-    code = f"from polaformer.cli.main import main; main({[*TINY_BENCH, '--threads', '2', '--json']})"
-    assert json.loads(python(code, cwd=tmp_path).stdout)["machine"]["torch_threads"] == 2
+    [(code, out, _)] = run_apart([*TINY_BENCH, "--threads", "2", "--json"], tmp_path)
+    assert code == 0
+    assert json.loads(out)["machine"]["torch_threads"] == 2
 
 
 def test_the_benchmark_of_a_wrong_backend_gives_code_1_and_no_number(

@@ -6,15 +6,18 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import faults
-from commands import run
+from commands import run, run_apart
+from polaformer.cli import demo
 from polaformer.cli.main import main
 from polaformer.cli.training_view import TrainingView
 
@@ -157,37 +160,46 @@ def test_a_run_can_be_started_from_another(trained: Path, capsys: pytest.Capture
     assert code == 0, err
 
 
-def test_a_killed_command_is_resumed_by_the_command(tmp_path: Path) -> None:
+def test_a_killed_command_is_resumed_by_the_command(trained: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The real thing, once: a process of the operating system, SIGKILL, and `polaformer resume`."""
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    command = [sys.executable, "-m", "polaformer", *TRAIN, "--save-every", "4"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, "--out", str(whole)], check=True, capture_output=True, env=environment, timeout=120)
+    killed = tmp_path / "killed"
+    command = [sys.executable, "-m", "polaformer", *TRAIN, "--save-every", "4", "--out", str(killed)]
+    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}  # as many as the other run had
     nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen([*command, "--out", str(killed)], env=environment, **nowhere)
+    process = subprocess.Popen(command, env=environment, **nowhere)
     deadline = time.monotonic() + 90
     while not list(killed.glob("checkpoints/step-*")) and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert not (killed / "model.safetensors").exists()
-    resumed = [sys.executable, "-m", "polaformer", "resume", str(killed)]
-    done = subprocess.run(resumed, check=False, capture_output=True, text=True, env=environment, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "resumed from" in done.stderr
-    assert faults.outcome(killed) == faults.outcome(whole)
+    code, _, err = run(["resume", killed], capsys)
+    assert code == 0, err
+    assert "resumed from" in err
+    assert faults.outcome(killed) == faults.outcome(trained)
 
 
+def test_of_two_processes_that_train_one_tells(tmp_path: Path) -> None:
+    told = run_apart([*TRAIN, "--out", tmp_path / "run"], tmp_path, processes=2)
+    assert [code for code, _, _ in told] == [0, 0], told
+    check_what_two_processes_told("".join(out for _, out, _ in told), "".join(err for _, _, err in told), tmp_path / "run")
+
+
+@pytest.mark.long
 def test_torchrun_trains_in_two_processes_and_one_of_them_tells(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(faults.free_port())]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}
     arguments = [*command, "-m", "polaformer", *TRAIN, "--out", str(tmp_path / "run")]
     done = subprocess.run(arguments, check=False, capture_output=True, text=True, env=environment, timeout=180)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("weights: ") == 1
-    assert done.stderr.count("epoch 1/1") == 1
-    assert "Warning" not in done.stderr
-    last = json.loads((tmp_path / "run" / "journal.jsonl").read_text().splitlines()[-1])
+    check_what_two_processes_told(done.stdout, done.stderr, tmp_path / "run")
+
+
+def check_what_two_processes_told(out: str, err: str, folder: Path) -> None:
+    assert out.count("weights: ") == 1
+    assert err.count("epoch 1/1") == 1
+    assert "Warning" not in err
+    last = json.loads((folder / "journal.jsonl").read_text().splitlines()[-1])
     assert last["samples"] == 360
 
 
@@ -203,6 +215,8 @@ def test_the_demo_trains_both_twins_and_writes_one_page(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    small = {"dims": (16,), "num_heads": (2,), "depths": (1,), "num_workers": 0}
+    monkeypatch.setattr(demo, "POLA_VIT_TINY", replace(demo.POLA_VIT_TINY, **small))
     code, out, err = run(["demo", "--epochs", "1"], capsys)
     assert code == 0, err
     assert "PolaFormer" in out

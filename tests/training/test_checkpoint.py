@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import random
+import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -204,6 +206,45 @@ def test_a_failing_disk_is_an_error_and_the_older_ones_are_intact(reason: int, c
     assert sorted(folder.iterdir()) == checkpoint.ordered(folder)
     assert len(checkpoint.ordered(folder)) == 3
     assert all(checkpoint.read(path) == FILES for path in checkpoint.ordered(folder))
+
+
+@pytest.mark.parametrize("kind", ["before a call", "within a write"])
+def test_a_kill_at_any_system_call_of_a_save_leaves_whole_checkpoints(kind: str, tmp_path: Path) -> None:
+    """In a process of its own for each; whole trainings are killed there too: a sample here, all in `make test-faults`."""
+    counting, folder = faults.Counting(), tmp_path / "checkpoints"
+    for step in range(3):
+        checkpoint.write(folder, step, FILES, keep=3)
+    shutil.copytree(folder, tmp_path / "before")
+    with faults.seen_by(checkpoint, counting):
+        checkpoint.write(folder, 3, FILES, keep=3)
+    places = [number for number, (name, _) in enumerate(counting.log, 1) if kind == "before a call" or name == "write"]
+    assert len(places) >= 4
+    newest = set()
+    for place in places:
+        shutil.rmtree(folder)
+        shutil.copytree(tmp_path / "before", folder)
+        assert killed_at(place, folder, half=kind == "within a write") == -signal.SIGKILL
+        assert all(checkpoint.read(path) == FILES for path in checkpoint.ordered(folder))
+        assert len(checkpoint.ordered(folder)) >= 3
+        newest.add(checkpoint.ordered(folder)[-1].name)
+    assert newest == {"step-000000002"} | ({"step-000000003"} if kind == "before a call" else set())
+
+
+def killed_at(place: int, folder: Path, *, half: bool) -> int:
+    """How a process ends that is killed at a system call of a save, before it or in the middle of it."""
+
+    def kill(number: int, name: str, arguments: tuple[Any, ...]) -> None:
+        if number == place:
+            if half:
+                os.write(arguments[0], arguments[1][: len(arguments[1]) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    child = os.fork()
+    if child == 0:
+        with faults.seen_by(checkpoint, faults.Counting(kill)):
+            checkpoint.write(folder, 3, FILES, keep=3)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_the_clock_does_not_matter(tmp_path: Path) -> None:

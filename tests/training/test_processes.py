@@ -17,23 +17,26 @@ from polaformer.training.slurm import first_host, slurm_variables
 TOLERANCE = 1e-12
 
 
-def gradients_of_a_step(recipe: Classification, step: int, target: str) -> None:
-    """Writes the gradients that an update is made with, from one of several processes."""
+def gradients_of_a_step(recipes: dict[str, Classification], step: int, target: str) -> None:
+    """Writes the gradients that an update of each recipe is made with, from one of several processes."""
     from polaformer.training.engine import Engine, taken
     from polaformer.training.processes import start
 
-    job, accelerator = recipe.job(), start(recipe.precision)
-    engine = Engine(job.model, job.task, recipe, job.steps_per_epoch, accelerator)
     found: dict[str, torch.Tensor] = {}
+    for key, recipe in recipes.items():
+        job, accelerator = recipe.job(), start(recipe.precision)
+        engine = Engine(job.model, job.task, recipe, job.steps_per_epoch, accelerator)
 
-    def keep(*_: Any, **__: Any) -> None:
-        found.update({name: one.grad.clone() for name, one in engine.inner.named_parameters() if one.grad is not None})
+        def keep(key: str = key, engine: Engine = engine) -> None:
+            gradients = {name: one.grad for name, one in engine.inner.named_parameters()}
+            found.update({f"{key}/{name}": one.clone() for name, one in gradients.items() if one is not None})
 
-    engine.optimizer.step = keep
-    batches = job.training_batches(step, accelerator.process_index, accelerator.num_processes)
-    update = engine.update(taken(batches, recipe.accumulation), step)
+        engine.optimizer.step = keep
+        batches = job.training_batches(step, accelerator.process_index, accelerator.num_processes)
+        update = engine.update(taken(batches, recipe.accumulation), step)
+        found[f"{key}/loss"] = torch.tensor(update.loss, dtype=torch.float64)
     if accelerator.is_main_process:
-        save_file(found | {"loss": torch.tensor(update.loss, dtype=torch.float64)}, target)
+        save_file(found, target)
 
 
 def counts_of_processes(recipe: Classification, sizes: tuple[int, ...], target: str) -> None:
@@ -63,25 +66,38 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Classification:
     return faults.tiny(data, precision="fp64", mixup=0.0, cutmix=0.0, drop_path_rate=0.0, accumulation=1, clip_norm=None)
 
 
+HIERARCHY = {"patch_size": 1, "dims": (8, 16), "depths": (1, 1), "num_heads": (1, 2), "mlp_ratios": (1.0, 1.0)}
+MODELS: dict[str, dict[str, Any]] = {
+    "pola_deit_tiny": {},
+    "pola_pvt_tiny": HIERARCHY,
+    "pola_swin_tiny": HIERARCHY | {"attention": "pola,softmax", "mlp_ratios": None},
+}
+
+
+def gradients(recipe: Classification, target: Path, processes: int, accumulation: int) -> dict[str, torch.Tensor]:
+    """Those of every model, by "model/parameter"."""
+    recipes = {name: replace(recipe, model=name, accumulation=accumulation, **changes) for name, changes in MODELS.items()}
+    faults.call(gradients_of_a_step, recipes, 3, str(target), processes=processes, port=free_port())
+    return load_file(target)
+
+
+@pytest.fixture(scope="module")
+def gradients_of_one(recipe: Classification, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    return gradients(recipe, tmp_path_factory.mktemp("one") / "one", 1, 1)
+
+
 @pytest.mark.parametrize(("processes", "accumulation"), [(2, 1), (4, 1), (2, 4), (1, 2)])
-@pytest.mark.parametrize("model", ["pola_deit_tiny", "pola_pvt_tiny", "pola_swin_tiny"])
 def test_gradients_of_several_processes_are_those_of_one(
-    model: str, processes: int, accumulation: int, recipe: Classification, tmp_path: Path
+    processes: int, accumulation: int, recipe: Classification, gradients_of_one: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
-    hierarchy = {"patch_size": 1, "dims": (8, 16), "depths": (1, 1), "num_heads": (1, 2), "mlp_ratios": (1.0, 1.0)}
-    if model == "pola_pvt_tiny":
-        recipe = replace(recipe, model=model, **hierarchy)
-    if model == "pola_swin_tiny":
-        recipe = replace(recipe, model=model, attention="pola,softmax", **(hierarchy | {"dims": (8, 16), "mlp_ratios": None}))
-    faults.call(gradients_of_a_step, recipe, 3, str(tmp_path / "one"))
-    several = replace(recipe, accumulation=accumulation)
-    faults.call(gradients_of_a_step, several, 3, str(tmp_path / "several"), processes=processes, port=free_port())
-    one, found = load_file(tmp_path / "one"), load_file(tmp_path / "several")
-    assert one.keys() == found.keys()
-    largest = max(float(gradient.abs().max()) for gradient in one.values())
-    for name in one:
-        assert float((one[name] - found[name]).abs().max()) <= TOLERANCE * max(largest, 1.0), name
-    assert largest > 1e-3
+    found = gradients(recipe, tmp_path / "several", processes, accumulation)
+    assert gradients_of_one.keys() == found.keys()
+    for model in MODELS:
+        names = [name for name in found if name.startswith(f"{model}/")]
+        largest = max(float(gradients_of_one[name].abs().max()) for name in names)
+        for name in names:
+            assert float((gradients_of_one[name] - found[name]).abs().max()) <= TOLERANCE * max(largest, 1.0), name
+        assert largest > 1e-3
 
 
 def test_evaluation_counts_are_equal_whatever_the_number_of_processes(recipe: Classification, tmp_path: Path) -> None:
@@ -102,7 +118,7 @@ def test_evaluation_counts_are_equal_whatever_the_number_of_processes(recipe: Cl
 
 
 def update_of_a_resumed_engine(recipe: Classification, target: str) -> None:
-    """Writes the weights after three updates, by an engine that made them all and by one that took the state after the second."""
+    """Writes the weights after three updates, of an engine that made all and of one that resumed after the second."""
     from polaformer.training.engine import Engine, Progress, taken
     from polaformer.training.processes import start
 

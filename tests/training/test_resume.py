@@ -90,19 +90,19 @@ def test_the_uninterrupted_run_is_the_same_every_time(reference: Reference, tmp_
     assert len(set(losses)) == 4
 
 
-@pytest.mark.parametrize("step", sampled(range(1, faults.STEPS + 1), 8))
+@pytest.mark.parametrize("step", sampled(range(1, faults.STEPS + 1), 24))
 def test_resume_after_kill_is_bitwise_equal(step: int, reference: Reference, tmp_path: Path) -> None:
     assert faults.run(tmp_path / "run", reference.recipe, Kill("update", step)) == [-signal.SIGKILL]
     assert_resumes(reference, tmp_path / "run")
 
 
-@pytest.mark.parametrize("call", [*sampled(FIRST_SAVE, 9), *sampled(PRUNING_SAVE, 9)])
+@pytest.mark.parametrize("call", [*sampled(FIRST_SAVE, 27), *sampled(PRUNING_SAVE, 27)])
 def test_resume_after_a_kill_between_the_system_calls_of_a_save(call: int, reference: Reference, tmp_path: Path) -> None:
     assert faults.run(tmp_path / "run", reference.recipe, Kill("system call", call)) == [-signal.SIGKILL]
     assert_resumes(reference, tmp_path / "run")
 
 
-@pytest.mark.parametrize("write", sampled(range(1, 11), 5))
+@pytest.mark.parametrize("write", sampled(range(1, 11), 10))
 def test_resume_after_a_kill_in_the_middle_of_writing_a_file(write: int, reference: Reference, tmp_path: Path) -> None:
     assert faults.run(tmp_path / "run", reference.recipe, Kill("half a write", write)) == [-signal.SIGKILL]
     assert_resumes(reference, tmp_path / "run")
@@ -114,7 +114,7 @@ def test_resume_after_a_kill_during_an_evaluation(number: int, reference: Refere
     assert_resumes(reference, tmp_path / "run")
 
 
-@pytest.mark.parametrize("instant", sampled(range(60), 30))
+@pytest.mark.parametrize("instant", sampled(range(60), 60))
 def test_resume_after_a_kill_at_a_random_instant(instant: int, reference: Reference, tmp_path: Path) -> None:
     run, draws = tmp_path / "run", random.Random(instant)
     reference.outcome()
@@ -157,7 +157,7 @@ def test_resume_of_two_processes_after_both_were_killed(instant: int, reference:
     assert_resumes(reference, run, processes=2)
 
 
-@pytest.mark.parametrize("step", sampled(range(1, 41, 2), 10))
+@pytest.mark.parametrize("step", sampled(range(1, 41, 2), 20))
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_finishes_the_step_saves_and_resumes(number: int, step: int, reference: Reference, tmp_path: Path) -> None:
     """The state is that of the very step, whatever the interval of checkpoints, and the exit code the usual one."""
@@ -170,7 +170,7 @@ def test_a_signal_finishes_the_step_saves_and_resumes(number: int, step: int, re
     assert_resumes(reference, run)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=faults_only), 1])
 def test_a_signal_to_one_of_two_processes_stops_both(rank: int, reference: Reference, tmp_path: Path) -> None:
     run = tmp_path / "run"
     kill = Kill("update", 12, rank, signal=signal.SIGTERM)
@@ -239,9 +239,8 @@ def test_at_least_two_older_checkpoints_are_kept(reference: Reference, tmp_path:
 
 
 def test_no_result_depends_on_the_number_of_workers(reference: Reference, tmp_path: Path) -> None:
-    for workers in (1, 2):
-        assert faults.run(tmp_path / f"{workers}", replace(reference.recipe, num_workers=workers)) == [0]
-        assert faults.outcome(tmp_path / f"{workers}") == reference.outcome()
+    assert faults.run(tmp_path / "run", replace(reference.recipe, num_workers=2)) == [0]
+    assert faults.outcome(tmp_path / "run") == reference.outcome()
 
 
 def test_a_kill_leaves_no_worker_behind(reference: Reference, tmp_path: Path) -> None:
