@@ -124,8 +124,12 @@ PAYLOADS: dict[str, Callable[[Path, Path], None]] = {
     "reduce, inside the key of a storage": lambda path, mark: write(
         path, state(x=tensor((4,), (1,), key=b"cos\nmkdir\n(" + text(mark) + b"tR"))
     ),
-    "eval": lambda path, mark: write(path, b"\x80\x02cbuiltins\neval\n(" + text(f"__import__('os').mkdir({str(mark)!r})") + b"tR."),
-    "exec": lambda path, mark: write(path, b"\x80\x02cbuiltins\nexec\n(" + text(f"import os; os.mkdir({str(mark)!r})") + b"tR."),
+    "eval": lambda path, mark: write(
+        path, b"\x80\x02cbuiltins\neval\n(" + text(f"__import__('os').mkdir({str(mark)!r})") + b"tR."
+    ),
+    "exec": lambda path, mark: write(
+        path, b"\x80\x02cbuiltins\nexec\n(" + text(f"import os; os.mkdir({str(mark)!r})") + b"tR."
+    ),
     "stack global": lambda path, mark: write(path, b"\x80\x04" + short("os") + short("mkdir") + b"\x93(" + text(mark) + b"tR."),
     "a dotted name below a module that is allowed": lambda path, mark: write(
         path, b"\x80\x04" + short("torch.serialization") + short("os.mkdir") + b"\x93(" + text(mark) + b"tR."
@@ -138,14 +142,17 @@ PAYLOADS: dict[str, Callable[[Path, Path], None]] = {
         b"\x80\x02cargparse\nNamespace\n(N}" + text("__setstate__") + b"cos\nmkdir\nstb0"
         b"cargparse\nNamespace\n)\x81" + text(mark) + b"b.",
     ),
-    "setitem on what is no dict": lambda path, mark: write(path, b"\x80\x02cos\nenviron\n" + text(VARIABLE) + text(mark) + b"s."),
+    "setitem on what is no dict": lambda path, mark: write(
+        path, b"\x80\x02cos\nenviron\n" + text(VARIABLE) + text(mark) + b"s."
+    ),
     "append to what is no list of its own": lambda path, mark: write(path, b"\x80\x02csys\npath\n" + text(mark) + b"a."),
 }
 BOMBS: dict[str, Callable[[Path, Path], None]] = {
     "strides of 0": lambda path, mark: write(
         path,
         state(
-            block1__0__attn__qg__weight=tensor((80000, 40000), (0, 0)), block1__0__attn__kv__weight=tensor((80000, 40000), (0, 0))
+            block1__0__attn__qg__weight=tensor((80000, 40000), (0, 0)),
+            block1__0__attn__kv__weight=tensor((80000, 40000), (0, 0)),
         ),
     ),
     "a compressed storage": lambda path, mark: write(
@@ -156,7 +163,9 @@ BOMBS: dict[str, Callable[[Path, Path], None]] = {
     ),
     "storages that overlap": write_overlapping,
     "a storage larger than the file": write_claim,
-    "a storage larger than its record": lambda path, mark: write(path, state(x=tensor((8,), (1,), 8)), {"data/1": b"secret" * 9}),
+    "a storage larger than its record": lambda path, mark: write(
+        path, state(x=tensor((8,), (1,), 8)), {"data/1": b"secret" * 9}
+    ),
     "a tensor larger than its storage": lambda path, mark: write(path, state(x=tensor((1000,), (1,)))),
     "a name that leads outside": lambda path, mark: write(
         path, state(x=tensor((4,), (1,), key=text("../../../outside"))), {"data/../../../outside": bytes(16)}

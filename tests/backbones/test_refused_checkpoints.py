@@ -14,6 +14,7 @@ import hostile
 from models import small
 from polaformer import CheckpointError, load_checkpoint, save_checkpoint
 from polaformer.backbones.files import read_state_dict
+from polaformer.backbones.fitting import fit_state_dict, misfits
 from polaformer.backbones.recognition import recognise
 from published import published_state_dict
 
@@ -170,6 +171,39 @@ def test_broken_parameters_are_one_error(kind, tmp_path):
     with pytest.raises(CheckpointError, match="does not fit pola_pvt_tiny"):
         load_checkpoint(model, state)
     assert recognise(state) is None
+
+
+VAST = torch.zeros(1, 1).expand(2**40, 8)  # four bytes; 32 TiB once it is copied
+
+
+def vast_state_dict():
+    return published_state_dict(small("pola_pvt_tiny")) | dict.fromkeys(
+        ("block1.0.attn.qg.weight", "block1.0.attn.kv.weight"), VAST
+    )
+
+
+def test_tensors_that_store_less_than_they_hold_are_refused_before_they_are_copied():
+    with pytest.raises(CheckpointError, match=r"'block1\.0\.attn\..*\.weight' is .* more elements than its storage holds"):
+        load_checkpoint(small("pola_pvt_tiny"), vast_state_dict())
+
+
+def test_nothing_is_fused_that_has_not_the_shape_of_the_model():
+    """Whoever reads the file: recognition, timm through our filter, and a layer's own load_state_dict."""
+    assert recognise(vast_state_dict()) is None
+    model = small("pola_pvt_tiny")
+    fitted = fit_state_dict(vast_state_dict(), model)
+    problems = misfits(fitted, model).different
+    assert "stages.0.blocks.0.attn.qkv.weight has shape (1649267441664, 8) in the file but (24, 8) in the model" in problems
+    layer = model.stages[0].blocks[0].attn
+    with pytest.raises(RuntimeError, match=r"qkv\.weight: copying a param with shape torch.Size\(\[1649267441664, 8\]\)"):
+        layer.load_state_dict({"qg.weight": VAST, "kv.weight": VAST}, strict=False)
+
+
+def test_a_table_that_stores_less_than_it_holds_is_not_resized():
+    model = small("pola_deit_tiny")
+    table = torch.zeros(1, 1, 1).expand(1, 1 + (2**20) ** 2, 16)
+    key = "pos_embed.rows"
+    assert fit_state_dict(published_state_dict(model) | {"pos_embed": table}, model)[key].shape == table.shape[1:]
 
 
 def test_paths_that_cannot_be_read(tmp_path):

@@ -358,7 +358,9 @@ def test_the_cache_is_made_for_its_owner_alone(source, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("mode", "accepted"), [(0o755, True), (0o1777, True), (0o1775, True), (0o775, False), (0o757, False), (0o777, False)], ids=oct
+    ("mode", "accepted"),
+    [(0o755, True), (0o1777, True), (0o1775, True), (0o775, False), (0o757, False), (0o777, False)],
+    ids=oct,
 )
 def test_a_parent_that_others_can_write_is_refused_unless_the_sticky_bit_protects_what_is_in_it(
     mode, accepted, tmp_path, monkeypatch
