@@ -1,7 +1,7 @@
 """Weights files made to do harm, and what each does to a reader without care; run as a script, it shows that they do.
 
-A payload leaves a mark: a folder, a variable of the environment, or an entry of sys.path. The others make a reader that believes
-them allocate far more than the file has, read what is not theirs, or write outside of their folder.
+A payload leaves a mark: a folder, a variable of the environment, or an entry of sys.path. The others make a reader that
+believes them allocate far more than the file has, read what is not theirs, or write outside of their folder.
 """
 
 import io

@@ -387,7 +387,7 @@ def test_a_parent_of_somebody_else_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("POLAFORMER_CACHE", str(tmp_path / "parent" / "cache"))
     assert native.cache_folder() == tmp_path / "parent" / "cache"
     os.chown(tmp_path / "parent", 12345, -1)
-    with pytest.raises(PermissionError, match="parent, above .* belongs to somebody else"):
+    with pytest.raises(PermissionError, match=r"parent, above .* belongs to somebody else"):
         native.cache_folder()
 
 
