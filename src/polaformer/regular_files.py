@@ -15,7 +15,7 @@ MOST_BYTES = 2**30  # of one image, array file, configuration or journal
 def open_regular(path: str | PathLike[str]) -> io.BufferedReader:
     """The file, open for reading; raises OSError for anything but a regular file."""
     _check(os.stat(path))  # before opening, which has effects on some devices
-    file = open(path, "rb", opener=_open_without_waiting)
+    file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115, the caller closes it
     try:
         _check(os.fstat(file.fileno()))  # what was opened may be another file than what was looked at
     except OSError:

@@ -1,6 +1,8 @@
 """Rows D1 and X2: .tar files train as folders do, or are refused with one DataError; nothing in them is written anywhere."""
 
 import io
+import json
+import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from commands import run
 from pictures import COUNTS, below, content, contents, files_of, listing, names, refused, shuffled, write_folder, write_tar
 from polaformer.data.order import Order
 from polaformer.data.samples import Samples, batches
@@ -131,6 +134,7 @@ def labelled(*labels: str) -> dict[str, bytes]:
         (("0", "999999") * 10, "no training images of 1, 2, 3, 4, 5, …"),
         (("0", "1000000000000") * 10, "some classes are numbers and some are names"),
         (("0", "-1") * 10, "some classes are numbers and some are names"),
+        (("cat", "dog" * 400) * 10, "1.cls cannot be read: it has 1,200 bytes, more than the 1,000 that are allowed"),
     ],
 )
 def test_labels_that_make_no_sense_are_refused(labels: tuple[str, ...], told: str, tmp_path: Path) -> None:
@@ -237,6 +241,42 @@ HOSTILE: dict[str, bytes] = {
     "an empty file": b"",
     "zeros": bytes(10240),
 }
+
+
+def write_sparse(path: Path, before: bytes, size: int, name: str = "cat/0.png", kind: bytes = b"0") -> str:
+    """An archive whose last member is a hole of that many bytes: it takes some kilobytes on the disk."""
+    with open(path, "wb") as file:
+        file.write(before + header(name, size, kind))
+        file.truncate(file.tell() + size + len(END))
+    assert path.stat().st_blocks * 512 < 2**20
+    return str(path)
+
+
+@pytest.mark.timeout(20)
+def test_a_member_larger_than_any_image_is_one_bad_image_and_is_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = [header(f"{name}/{n}.png", len(content(n))) + padded(content(n)) for n, name in enumerate(["cat", "dog"] * 20)]
+    path = write_sparse(tmp_path / "all.tar", b"".join(images), 7 * 2**30, "cat/vast.png")
+    code, out, _ = run(["check", path, "--json"], capsys)
+    told = "all.tar/cat/vast.png cannot be read: it has 7,516,192,768 bytes, more than the 1,073,741,824 that are allowed"
+    assert code == 65
+    assert [problem["text"].split(";")[0] for problem in json.loads(out)["problems"]] == [told]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", [b"L", b"x"], ids=["of a name", "extended"])
+def test_a_header_larger_than_any_name_is_not_read(kind: bytes, tmp_path: Path) -> None:
+    path = write_sparse(tmp_path / "all.tar", b"", 7 * 2**30, "././@LongLink", kind)
+    with refused("all.tar is no whole, uncompressed .tar", "bytes; at most 1,048,576 are allowed"):
+        open_data(path)
+
+
+@pytest.mark.timeout(20)
+def test_a_fifo_named_like_an_archive_is_one_error(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "train.tar")
+    with refused("train.tar is no whole, uncompressed .tar: it is not a regular file"):
+        open_data(str(tmp_path))
 
 
 @pytest.mark.timeout(20)

@@ -140,6 +140,27 @@ def test_an_array_file_that_is_cut_or_changed_is_one_error_or_whole(tmp_path: Pa
             assert "a.npz" in str(error)  # noqa: PT017, a file may be whole all the same
 
 
+@pytest.mark.timeout(20)
+def test_an_array_file_larger_than_memory_should_hold_is_not_read(tmp_path: Path) -> None:
+    """One of a few kilobytes on the disk: most of it is a hole."""
+    path, size = tmp_path / "a.npz", 2**31
+    start = npy((size,))
+    with zipfile.ZipFile(path, "w") as archive, archive.open("x_train.npy", "w", force_zip64=True) as member:
+        member.write(start)
+    stored = path.read_bytes()
+    place = stored.index(b"PK\1\2")
+    listed = bytearray(stored[place:])
+    listed[20:28] = struct.pack("<2I", len(start) + size, len(start) + size)
+    listed[-6:-2] = struct.pack("<I", place + size)
+    with open(path, "wb") as file:
+        file.write(stored[:place])
+        file.seek(place + size)
+        file.write(listed)
+    assert path.stat().st_blocks * 512 < 2**20
+    with refused("a.npz is no whole", f"unpacked it would have {len(start) + size:,} bytes, more than the 1,073,741,824"):
+        open_data(str(path))
+
+
 def npy(shape: tuple[int, ...], data: bytes = b"") -> bytes:
     text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}}}".encode().ljust(117) + b"\n"
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data

@@ -1,11 +1,13 @@
 """Data sets in the form of Hugging Face, from a folder of this machine."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pictures import content, contents, files_of, refused, write_folder
+from polaformer.data import hugging_face
 from polaformer.data.sources import open_data
 from polaformer.errors import ImageError
 
@@ -72,21 +74,41 @@ def test_a_hugging_face_data_set_that_cannot_be_used_is_one_error(kind: str, tmp
         open_data(f"hfds:{root}")
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.usefixtures("_offline")
+def test_a_fifo_in_a_hugging_face_data_set_is_one_error(tmp_path: Path) -> None:
+    write_folder(tmp_path / "set" / "train", files_of({"cat": 1, "dog": 1}))
+    os.mkfifo(tmp_path / "set" / "train" / "metadata.jsonl")
+    with refused("metadata.jsonl is not a regular file; remove it from the data set"):
+        open_data(f"hfds:{tmp_path}/set")
+
+
 def test_a_hugging_face_data_set_that_is_not_there_is_one_error(tmp_path: Path) -> None:
     with refused(f"there is no folder {tmp_path}/gone; download the data set first, and give its folder after hfds:"):
         open_data(f"hfds:{tmp_path}/gone")
 
 
 @pytest.mark.usefixtures("_offline")
-def test_a_missing_image_of_a_hugging_face_data_set_is_one_error_when_it_is_read(tmp_path: Path) -> None:
+def test_an_image_that_is_missing_or_too_large_in_a_hugging_face_data_set_is_one_error_when_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import datasets
 
-    images = [{"bytes": content(0), "path": None}, None, {"bytes": b"broken", "path": None}]
+    vast = tmp_path / "vast.png"
+    vast.touch()
+    os.truncate(vast, 2**40)  # takes no room on the disk
+    images = [{"bytes": content(0), "path": None}, None, {"bytes": b"broken", "path": None}, {"bytes": None, "path": str(vast)}]
     for split in ("train", "validation"):
-        columns = {"image": images, "label": [0, 1, 1]}
+        columns = {"image": images, "label": [0, 1, 1, 0]}
         write_parquet(tmp_path / "set", split, columns, image=datasets.Image(), label=datasets.ClassLabel(names=["cat", "dog"]))
     found = open_data(f"hfds:{tmp_path}/set").train
     assert found.read(0, 3).size == (12, 9)
+    monkeypatch.setattr(hugging_face, "MOST_BYTES", 100)
+    with pytest.raises(ImageError, match=r"train/0 cannot be read: it has \d+ bytes, more than the 100 that are allowed"):
+        found.content(0)
+    monkeypatch.undo()
+    with pytest.raises(ImageError, match=r"vast.png cannot be read: it has 1,099,511,627,776 bytes, more than"):
+        found.content(3)
     with pytest.raises(ImageError, match="train/1 cannot be read: it is missing; check the data set"):
         found.read(1, 3)
     with pytest.raises(ImageError, match="train/2 is no image that can be read"):

@@ -358,7 +358,9 @@ def test_the_cache_is_made_for_its_owner_alone(source, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("mode", "accepted"), [(0o755, True), (0o1777, True), (0o1775, True), (0o775, False), (0o757, False), (0o777, False)], ids=oct
+    ("mode", "accepted"),
+    [(0o755, True), (0o1777, True), (0o1775, True), (0o775, False), (0o757, False), (0o777, False)],
+    ids=oct,
 )
 def test_a_parent_that_others_can_write_is_refused_unless_the_sticky_bit_protects_what_is_in_it(
     mode, accepted, tmp_path, monkeypatch
@@ -385,7 +387,7 @@ def test_a_parent_of_somebody_else_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("POLAFORMER_CACHE", str(tmp_path / "parent" / "cache"))
     assert native.cache_folder() == tmp_path / "parent" / "cache"
     os.chown(tmp_path / "parent", 12345, -1)
-    with pytest.raises(PermissionError, match="parent, above .* belongs to somebody else"):
+    with pytest.raises(PermissionError, match=r"parent, above .* belongs to somebody else"):
         native.cache_folder()
 
 

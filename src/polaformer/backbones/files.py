@@ -142,6 +142,9 @@ def _check_archive(path: Path) -> None:
             f"{path} is neither a safetensors file nor a whole file of torch.save (of torch 1.6 or later); "
             "fetch it again, or save its state dict as safetensors"
         )
+    names = [entry.filename for entry in entries]
+    if len(set(names)) < len(names) or any(name.startswith("/") or ".." in name.split("/") for name in names):
+        raise CheckpointError(f"{path} names its parts twice or outside of itself, as torch.save does not; it was not loaded")
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise CheckpointError(f"{path} is a compressed archive, which torch.save does not write; it was not loaded")
     if sum(entry.file_size for entry in entries) > path.stat().st_size:

@@ -91,7 +91,7 @@ def _resize_tables(state: StateDict, model: nn.Module, grids: Mapping[str, Grid]
         else:
             continue
         rows = state.get(key)
-        if not is_plain(rows) or rows.ndim != 2 or rows.shape[1] != wanted.shape[1]:
+        if not isinstance(rows, Tensor) or not is_plain(rows) or rows.ndim != 2 or rows.shape[1] != wanted.shape[1]:
             continue
         is_same = len(rows) == len(wanted)
         old = grids.get(name) or (new if is_same and key in ours else _square(len(rows) - prefix))

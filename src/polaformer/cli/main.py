@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr
 from typing import Protocol
 
 import tyro
@@ -81,8 +82,21 @@ def _run(name: str, words: Sequence[str], program: str) -> int:
     options = words[len(name.split()) :]
     if name == "train":  # the options depend on the recipe
         return Train.run_words(options)
-    command = tyro.cli(COMMANDS[name], prog=program, args=options, config=(tyro.conf.FlagCreatePairsOff,))
-    return command.run()
+    return _parsed(COMMANDS[name], program, options).run()
+
+
+def _parsed(command: type[Command], program: str, options: Sequence[str]) -> Command:
+    """The command with its options; ends the process where they are wrong.
+
+    The parser repeats words as they were given, and these may be names of files that hold escape sequences (`check *`).
+    """
+    told = io.StringIO()
+    try:
+        with redirect_stderr(sys.stderr if all(word.isprintable() for word in options) else told):
+            return tyro.cli(command, prog=program, args=options, config=(tyro.conf.FlagCreatePairsOff,))
+    finally:
+        if told.getvalue():
+            print_line(told.getvalue(), stderr=True)
 
 
 def _tell(program: str, error: Exception) -> None:

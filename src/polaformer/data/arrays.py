@@ -62,9 +62,10 @@ def _read(path: Path) -> dict[str, np.ndarray]:
                 return {name: file[name] for name in file.files}
     except Exception as error:
         # A damaged file fails in many ways inside zipfile, zlib and NumPy; all of them mean the same.
+        what = reason(error) or type(error).__name__
         raise DataError(
-            f"{path} is no whole .npz of plain arrays: {reason(error) or type(error).__name__}; write it again with numpy.savez, "
-            "or, if it is too large, as a folder or a .tar"
+            f"{path} is no whole .npz of plain arrays: {what}; write it again with numpy.savez, or, if it is too large, as a "
+            "folder or a .tar"
         ) from error
 
 

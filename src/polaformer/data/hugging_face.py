@@ -45,7 +45,7 @@ class HuggingFace:
         path = row["path"].as_py() if row.is_valid else None
         if row.is_valid and row["bytes"].is_valid and (size := row["bytes"].as_buffer().size):
             if size > MOST_BYTES:
-                raise ImageError(f"{self.name(index)} cannot be read: {too_large(size)}; check the data set")
+                raise ImageError(f"{self.name(index)} cannot be read: {too_large(size, MOST_BYTES)}; check the data set")
             return row["bytes"].as_py()
         if not path:
             raise ImageError(f"{self.name(index)} cannot be read: it is missing; check the data set")

@@ -141,7 +141,9 @@ def _held_out(source: Source, share: float) -> Data:
 
 def _check(data: Data, spec: str) -> None:
     if len(data.classes) < 2:
-        raise DataError(f"{spec} has {len(data.classes)} class ({', '.join(map(shown, data.classes))}); at least two are needed")
+        raise DataError(
+            f"{spec} has {len(data.classes)} class ({', '.join(map(shown, data.classes))}); at least two are needed"
+        )
     if data.train.classes != data.val.classes:
         differ = [shown(name) for name in sorted(set(data.train.classes) ^ set(data.val.classes))]
         raise DataError(
