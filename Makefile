@@ -24,9 +24,9 @@ test-numerics: $(STAMP)  ## the long numerical sweeps (about a minute on two cor
 test-faults: $(STAMP)  ## trainings killed at every step, every system call of a save and random instants (ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m faults
 
-test-oracles: $(STAMP)  ## the rivals against other people's libraries, which are installed for it
+test-oracles: $(STAMP)  ## make the rivals' stored tensors again from other people's libraries, which are installed for it, and compare
 	$(BIN)/python -m pip install --constraint constraints.txt --group oracles
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/attention
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/attention/test_libraries.py
 
 lint: $(STAMP)  ## ruff and mypy alone
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -1,7 +1,6 @@
 """Mechanisms whose tokens attend within blocks, windows and buckets: local, longformer, bigbird, reformer."""
 
 import math
-import types
 
 import pytest
 import torch
@@ -286,22 +285,6 @@ def test_local_as_published_takes_half_precision_and_refuses_other_keys():
             call()
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_local_equals_the_local_attention_package(masked):
-    """Its window without a look at the neighbours is our block; it pads by itself, scales by D^-1/2, needs its rotary positions
-    switched off, and takes the mask as we do. Masked-out queries are left out, and each block keeps a token."""
-    package = pytest.importorskip("local_attention")
-    theirs = package.LocalAttention(
-        dim=WIDTH, window_size=4, causal=False, look_backward=0, look_forward=0, autopad=True, use_rotary_pos_emb=False
-    )
-    q, k, v = qkv(11, dtype=torch.float32)
-    mask = random_mask(11) if masked else torch.ones(2, 11, dtype=torch.bool)
-    mask[:, ::4] = True
-    rows = mask[:, None].expand(-1, HEADS, -1)
-    wanted = theirs(*(x.flatten(0, 1) for x in (q, k, v)), mask=mask.repeat_interleave(HEADS, 0)).view_as(v)
-    torch.testing.assert_close(create("local")(q, k, v, mask=mask)[rows], wanted[rows], rtol=1e-5, atol=1e-6)
-
-
 # Longformer
 
 
@@ -324,29 +307,6 @@ def test_a_masked_query_of_longformer_sees_what_exists_in_its_window():
     near = torch.tensor([3, 5])
     wanted = F.scaled_dot_product_attention(q[:, :, 4:5], k[:, :, near], v[:, :, near])[:, :, 0]
     assert_equal(found, wanted)
-
-
-def test_longformer_equals_transformers():
-    """Its projections are shared by applying them outside. Its window of 8 is symmetric, our pair (4, 4); its mask is additive,
-    −10000 for pads and 0 otherwise; it needs a length that is a multiple of 8; masked queries give zeros and are left out."""
-    longformer = pytest.importorskip("transformers.models.longformer.modeling_longformer")
-    configuration = pytest.importorskip("transformers").LongformerConfig(
-        hidden_size=HEADS * WIDTH, num_attention_heads=HEADS, attention_window=[8], attention_probs_dropout_prob=0.0
-    )
-    theirs = longformer.LongformerSelfAttention(configuration, layer_id=0).double().eval()
-    x, mask = torch.randn(2, 24, HEADS * WIDTH, dtype=torch.float64), torch.ones(2, 24, dtype=torch.bool)
-    mask[1, 17:] = False
-    wanted = theirs(
-        x,
-        attention_mask=torch.where(mask, 0.0, -10000.0).double(),
-        is_index_masked=~mask,
-        is_index_global_attn=torch.zeros_like(mask),
-        is_global_attn=False,
-    )[0]
-    q, k, v = (p(x).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2) for p in (theirs.query, theirs.key, theirs.value))
-    found = create("longformer", window=(4, 4))(q, k, v, mask=mask).transpose(1, 2).flatten(2)
-    # Its weights are rounded to float32.
-    assert_equal(found[mask], wanted[mask], 1e-6)
 
 
 # BigBird
@@ -440,39 +400,6 @@ def test_bigbird_is_softmax_attention_while_every_block_would_be_seen(options, m
         exists = mask[:, : 2 * blocks]
         wanted = softmax_over(q, k, v, exists[:, None, None, :])
         assert (relative_error(core(q, k, v, mask=exists), wanted) < 1e-12) == (blocks <= most)
-
-
-@pytest.mark.parametrize("tokens", [48, 64])
-def test_bigbird_equals_transformers(tokens):
-    """Its projections are shared by applying them outside, and its random blocks are taken over: it draws in training mode
-    only, with numpy. Its masks are additive products of those of queries and keys; masked queries, which it sets to zero, are
-    left out."""
-    numpy = pytest.importorskip("numpy")
-    big_bird = pytest.importorskip("transformers.models.big_bird.modeling_big_bird")
-    configuration = pytest.importorskip("transformers").BigBirdConfig(
-        hidden_size=HEADS * WIDTH, num_attention_heads=HEADS, block_size=4, num_random_blocks=2, max_position_embeddings=64
-    )
-    theirs = big_bird.BigBirdBlockSparseAttention(configuration, seed=5).double().train()
-    drawn, draw = [], theirs._bigbird_block_rand_mask_with_head
-    theirs._bigbird_block_rand_mask_with_head = lambda **options: drawn.append(draw(**options)) or drawn[-1]
-    x, mask = torch.randn(2, tokens, HEADS * WIDTH, dtype=torch.float64), torch.ones(2, tokens, dtype=torch.bool)
-    mask[1, tokens - 6 :] = False
-    exists = mask.double()
-    blocked = exists.view(2, -1, 4)
-    near = torch.cat([blocked[:, 1:-3], blocked[:, 2:-2], blocked[:, 3:-1]], dim=2)
-    wanted, _ = theirs(
-        x,
-        band_mask=torch.einsum("blq,blk->blqk", blocked[:, 2:-2], near)[:, None],
-        from_mask=exists[:, None, :, None],
-        to_mask=exists[:, None, None, :],
-        from_blocked_mask=blocked,
-        to_blocked_mask=blocked,
-    )
-    core = create("bigbird", block=4, num_random=2)
-    pattern = torch.as_tensor(numpy.stack(drawn[0]))
-    core.random_blocks = lambda num_blocks: pattern
-    q, k, v = (p(x).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2) for p in (theirs.query, theirs.key, theirs.value))
-    assert_equal(core(q, k, v, mask=mask).transpose(1, 2).flatten(2)[mask], wanted[mask])
 
 
 # Reformer
@@ -602,43 +529,3 @@ def test_the_number_of_buckets(chunk, tokens, wanted):
     core.bucket_factors(chunk + 1)
     assert core.bucket_factors(tokens) == wanted
     assert create("reformer", num_buckets=10).bucket_factors(tokens) == [10]
-
-
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize(("tokens", "num_hashes"), [(8, 2), (24, 1), (24, 2), (24, 3), (64, 2)])
-def test_reformer_equals_transformers(tokens, num_hashes, masked):
-    """In eval mode, with its projections applied outside and the rotations that it draws taken over. It needs a length that is
-    a multiple of the chunk, here 4; its limit on hashes of one factor, which follows from max_position_embeddings, is ours. A
-    masked query sees itself there and is left out."""
-    reformer = pytest.importorskip("transformers.models.reformer.modeling_reformer")
-    configuration = pytest.importorskip("transformers").ReformerConfig(
-        hidden_size=HEADS * WIDTH,
-        num_attention_heads=HEADS,
-        attention_head_size=WIDTH,
-        lsh_attn_chunk_length=4,
-        lsh_num_chunks_before=1,
-        lsh_num_chunks_after=0,
-        num_hashes=num_hashes,
-        num_buckets=None,
-        max_position_embeddings=64,
-        is_decoder=False,
-        hash_seed=9,
-    )
-    theirs = reformer.LSHSelfAttention(configuration).double().eval()
-    x, mask = torch.randn(2, tokens, HEADS * WIDTH, dtype=torch.float64), torch.ones(2, tokens, dtype=torch.bool)
-    if masked:
-        mask[0, tokens - 5 :] = False
-    wanted = theirs(x, attention_mask=mask if masked else None)
-
-    core = create("reformer", num_hashes=num_hashes)
-    buckets = theirs.num_buckets if isinstance(theirs.num_buckets, list) else [theirs.num_buckets]
-    assert core.bucket_factors(tokens) == buckets
-
-    def drawn_by_theirs(self, size, like):
-        torch.manual_seed(9)
-        return torch.randn(HEADS, WIDTH, num_hashes, size, dtype=torch.float64)
-
-    core.rotations = types.MethodType(drawn_by_theirs, core)
-    q, v = (p(x).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2) for p in (theirs.query_key, theirs.value))
-    found = core(q, q, v, mask=mask if masked else None).transpose(1, 2).flatten(2)
-    assert_equal(found[mask], wanted.hidden_states[mask])

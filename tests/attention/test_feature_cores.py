@@ -354,27 +354,6 @@ def test_performers_absent_keys_do_not_set_the_max(size):
     assert all(x.isfinite().all() for x in (out, *torch.autograd.grad(out.sum(), k)))
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("published", [False, True])
-def test_performer_equals_performer_pytorch(published):
-    """The library takes no mask; it scales by D^-1/4 inside, adds 1e-4 to the exponential and multiplies both with F^-1/2, and
-    takes the max over the keys of a sample and head as we do. Bridged by its own matrix in place of ours and, for the published
-    form, by scaling once more and zeroing absent keys and values outside, which is how the Skyformer harness calls it.
-    """
-    library = pytest.importorskip("performer_pytorch")
-    core, (q, k, v) = create("performer", num_features=20, as_published=published), qkv(7, 9)
-    theirs = library.FastAttention(dim_heads=WIDTH, nb_features=20).double()
-    core.projection.copy_(theirs.projection_matrix)
-    if not published:
-        torch.testing.assert_close(core(q, k, v), theirs(q, k, v), rtol=1e-9, atol=1e-9)
-        return
-    mask = random_mask(9)
-    exists, scale = mask[:, None, :, None], WIDTH**-0.25
-    torch.testing.assert_close(
-        core(q, k, v, mask=mask), theirs(q * scale, k * scale * exists, v * exists), rtol=1e-9, atol=1e-9
-    )
-
-
 # cosFormer
 
 
@@ -443,28 +422,6 @@ def test_linformers_projection_is_learned_and_as_published_fixed_but_saved():
 
 def test_linformer_has_128_mixtures_unless_told_otherwise():
     assert attention.create("linformer", num_heads=2, head_dim=4, max_length=9).projection.shape == (2, 128, 9)
-
-
-@pytest.mark.parametrize("keys", [16, 11])
-def test_linformer_equals_the_library(keys):
-    """The library has linear layers of its own, set to what we know here; one E for all heads, stored transposed, copied
-    to each of ours; another E for the values, unless they are the keys themselves, set to the same; and no mask.
-    """
-    library = pytest.importorskip("linformer")
-    theirs = library.LinformerSelfAttention(HEADS * WIDTH, seq_len=16, k=4, heads=HEADS).double()
-    core, (q, k, v) = create("linformer"), qkv(7, keys)
-    with torch.no_grad():
-        for layer in (theirs.to_q, theirs.to_k, theirs.to_out):
-            layer.weight.copy_(torch.eye(HEADS * WIDTH))
-        theirs.to_out.bias.zero_()
-        mixture = torch.randn(HEADS * WIDTH, HEADS * WIDTH, dtype=torch.float64)
-        theirs.to_v.weight.copy_(mixture)
-        theirs.proj_v.copy_(theirs.proj_k)
-        core.projection.copy_(theirs.proj_k.mT.expand(HEADS, -1, -1))
-    tokens = [x.transpose(1, 2).flatten(2) for x in (q, k)]
-    v = (tokens[1] @ mixture.mT).unflatten(2, (HEADS, WIDTH)).transpose(1, 2)
-    wanted = theirs(tokens[0], context=tokens[1]).unflatten(2, (HEADS, WIDTH)).transpose(1, 2)
-    torch.testing.assert_close(core(q, k, v), wanted, rtol=1e-9, atol=1e-9)
 
 
 # Synthesizer

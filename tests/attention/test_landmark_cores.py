@@ -349,45 +349,6 @@ def test_nystrom_iterations_bring_the_inverse_closer():
     assert many < 1e-6 < few
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_nystrom_agrees_with_the_nystrom_attention_library(masked):
-    """One sample of one head, since the library's inverse starts from the largest sums of all; no convolution, eps 0.
-
-    Its segments are of positions, ours of tokens that exist: the mask leaves as many in each, and the length divides.
-    """
-    library = pytest.importorskip("nystrom_attention")
-    torch.manual_seed(0)
-    theirs = library.NystromAttention(8, dim_head=WIDTH, heads=1, num_landmarks=6, residual=False, eps=0.0).double()
-    x = torch.randn(1, 24, 8, dtype=torch.float64)
-    mask = torch.tensor([1, 0, 1, 1, 1, 1, 0, 1] * 3)[None] == 1 if masked else None
-    q, k, v = (part[:, None] for part in theirs.to_qkv(x).chunk(3, dim=-1))
-    ours = theirs.to_out(attention.create("nystrom", num_heads=1, head_dim=WIDTH, num_landmarks=6)(q, k, v, mask=mask)[:, 0])
-    shown = slice(None) if mask is None else mask[0]
-    torch.testing.assert_close(ours[:, shown], theirs(x, mask=mask)[:, shown], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(("start", "batch", "heads"), [("exact", 2, 2), ("original", 1, 1)])
-def test_nystrom_agrees_with_transformers(start, batch, heads):
-    """Its start "exact" is ours; the published one, "original", is the same for one matrix only. No mask, no convolution."""
-    transformers = pytest.importorskip("transformers")
-    from transformers.models.nystromformer.modeling_nystromformer import NystromformerSelfAttention
-
-    torch.manual_seed(0)
-    config = transformers.NystromformerConfig(
-        hidden_size=heads * WIDTH,
-        num_attention_heads=heads,
-        num_landmarks=6,
-        segment_means_seq_len=24,
-        attention_probs_dropout_prob=0.0,
-    )
-    theirs = NystromformerSelfAttention(config).double()
-    theirs.init_option, theirs.conv_kernel_size = start, None  # its configuration takes neither
-    x = torch.randn(batch, 24, heads * WIDTH, dtype=torch.float64)
-    q, k, v = (f(x).unflatten(2, (heads, WIDTH)).transpose(1, 2) for f in (theirs.query, theirs.key, theirs.value))
-    ours = attention.create("nystrom", num_heads=heads, head_dim=WIDTH, num_landmarks=6)(q, k, v)
-    torch.testing.assert_close(ours.transpose(1, 2).flatten(2), theirs(x)[0], rtol=1e-9, atol=1e-9)
-
-
 # Skyformer
 
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from polaformer.bench.contenders import CONTENDERS, YARDSTICK, Contender
 from polaformer.bench.length import Curve, slope, time_at, time_lengths
-from polaformer.bench.measure import Timing
+from polaformer.bench.measure import Ratio, Timing
 from polaformer.ops import reference
 
 LINEAR = "linear (ELU + 1)"
@@ -31,7 +31,7 @@ def test_time_at_a_length_times_both_mechanisms_in_the_same_rounds() -> None:
 def test_a_doubling_is_compared_within_rounds_and_a_step_of_four_counts_as_two() -> None:
     times = {100: Timing((1.0, 10.0, 1.0), 0), 200: Timing((2.0, 20.0, 2.0), 0), 800: Timing((8.0, 80.0, 8.0), 0), 1600: None}
     curve = Curve(0.0, times, {1600: "would take about 9 s"})
-    assert curve.doublings == [2.0, 2.0, None]
+    assert curve.doublings == [Ratio(2.0, 2.0, 2.0, 3), Ratio(2.0, 2.0, 2.0, 3), None]
     assert curve.slope == pytest.approx(1.0)
 
 

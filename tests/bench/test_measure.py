@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from polaformer.bench.machine import ProcessorUse, fingerprint, processor_use, share_of_others
-from polaformer.bench.measure import Timing, measure, slowdown
+from polaformer.bench.measure import Ratio, Timing, measure, noise, plan, ranks, slowdown
 
 
 class Clock:
@@ -52,11 +52,40 @@ def test_a_callable_whose_warm_up_exceeds_the_time_is_skipped() -> None:
     assert (timings["slow"].median, timings["slow"].best, timings["slow"].first) == (None, None, 11)
 
 
-def test_a_slow_callable_drops_out_after_its_share_and_the_quick_one_goes_on() -> None:
+def test_a_slow_callable_gets_the_rounds_that_the_quick_one_leaves_time_for() -> None:
     clock = Clock()
     timings = measure({"slow": clock.task("s", 3), "fast": clock.task("f", 0.1)}, rounds=5, seconds=10, clock=clock)
-    assert len(timings["slow"].samples) == 2
+    assert len(timings["slow"].samples) == 3
     assert len(timings["fast"].samples) == 5
+
+
+def test_a_time_and_its_ratio_to_the_baseline_are_of_the_same_rounds() -> None:
+    """In other rounds the machine was twice as slow: a median over more rounds than those of the ratio would contradict it."""
+    clock = Clock()
+    calls = {
+        "softmax": clock.task("s", 1, 1, 1, 1, 2),
+        "pola": clock.task("p", 0.1, 0.1, 0.1, 0.1, 0.2),
+        "slow": clock.task("x", 4),
+    }
+    timings = measure(calls, baseline="softmax", rounds=15, seconds=12, clock=clock)
+    assert [len(one.samples) for one in timings.values()] == [6, 6, 1]  # softmax may take half of the time
+    ratio = slowdown(timings["softmax"], timings["pola"])
+    assert ratio is not None
+    assert ratio.rounds == len(timings["pola"].samples)
+    assert ratio.median * timings["pola"].median == pytest.approx(timings["softmax"].median)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("each", "seconds", "rounds"),
+    [
+        ({"base": 1.0, "quick": 0.01, "slow": 15.0}, 150, {"base": 15, "quick": 15, "slow": 8}),
+        ({"base": 10.0, "quick": 0.01, "slow": 2.0}, 20, {"base": 1, "quick": 1, "slow": 1}),
+        ({"quick": 0.01, "slow": 2.0}, 20, {"quick": 15, "slow": 9}),
+        ({"base": 0.0, "quick": 0.0}, 1, {"base": 15, "quick": 15}),
+    ],
+)
+def test_no_callable_has_more_rounds_than_the_baseline(each: dict[str, float], seconds: float, rounds: dict[str, int]) -> None:
+    assert plan(each, 15, seconds, "base") == rounds
 
 
 def test_every_call_is_announced_before_it_starts() -> None:
@@ -74,8 +103,53 @@ def test_no_rounds_or_no_time_is_refused(rounds: int, seconds: float) -> None:
 def test_a_ratio_compares_within_rounds_so_that_a_busy_spell_cancels() -> None:
     # The second and third round ran ten times slower for both; `fast` alone saw the calm end.
     slow, fast = Timing((2.0, 20.0, 20.0), 0), Timing((1.0, 10.0, 10.0, 1.0, 1.0), 0)
-    assert slowdown(slow, fast) == 2.0
+    assert slowdown(slow, fast) == Ratio(2.0, 2.0, 2.0, 3)
     assert slowdown(Timing((), 9), fast) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "low", "high"), [(1, 1, 1), (5, 1, 5), (6, 1, 6), (8, 1, 8), (9, 2, 8), (15, 4, 12), (40, 14, 27)]
+)
+def test_the_interval_of_a_median_is_that_of_the_sign_test(number: int, low: int, high: int) -> None:
+    """It narrows with more rounds, which quartiles do not: more time gives a better answer."""
+    found = Ratio.of(range(number, 0, -1))
+    assert (found.low, found.high) == (low, high)
+    assert found.median == (number + 1) / 2
+
+
+def times(*factors: float) -> Timing:
+    """Fifteen rounds, the machine twice as slow in every second one, each of the factors in turns."""
+    return Timing(tuple((1 + index % 2) * factors[index % len(factors)] for index in range(15)), 0)
+
+
+def test_ranks_are_ranges_where_the_order_of_two_is_not_certain() -> None:
+    timings = {
+        "fast": times(1.0),
+        "a": times(2.0, 2.1),
+        "b": times(2.1, 2.0),
+        "slow": times(3.0, 3.5, 4.0),
+        "few": Timing((9.0,) * 5, 0),
+    }
+    assert ranks(timings) == {"fast": (1, 1), "a": (2, 3), "b": (2, 3), "slow": (4, 4)}
+
+
+def test_timings_are_refused_where_their_order_would_mean_nothing() -> None:
+    calm, wild = Timing((1.0,) * 15, 0), Timing((1.0, 2.0, 1.0) * 5, 0)
+    wilder = Timing((1.0, 4.0, 3.0) * 5, 0)
+    assert noise({"softmax": calm, "pola": calm, "a": calm, "b": wilder}, "softmax") == {}  # one of four
+    refused = noise({"softmax": calm, "pola": calm, "a": wilder, "b": wilder}, "softmax")
+    assert refused == {
+        "softmax": "too noisy, ×1.00",
+        "pola": "too noisy, ×1.00",
+        "a": "too noisy, ×4.00",
+        "b": "too noisy, ×4.00",
+    }
+    assert set(noise({"softmax": wild, "pola": wild}, "softmax")) == {"softmax", "pola"}  # both alike, but times say nothing
+    assert (
+        noise({"softmax": Timing((1.0, 9.0), 0), "pola": calm}, "softmax") == {}
+    )  # too few rounds to tell, and none is ranked
+    assert noise({"softmax": Timing((), 99), "pola": wilder}, "softmax") == {}  # nothing to compare with
+    assert noise({}, "softmax") == {}
 
 
 def test_the_fingerprint_names_the_machine_but_not_the_host() -> None:

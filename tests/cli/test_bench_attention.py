@@ -73,9 +73,9 @@ def test_ratios_come_first_then_times_memory_and_the_machine(capsys: pytest.Capt
     assert places == sorted(places)
     rows = {cells[1].strip(): [cell.strip() for cell in cells[2:-1]] for cells in table(out, "Speed relative to softmax")}
     assert set(rows) == {"pola", "skyformer", "softmax", "synthesizer"}
-    assert rows["softmax"] == ["1.00", "1.00", "quadratic", "exact", ""]
-    assert rows["skyformer"][2:] == ["linear", "for kernelized", "random"]
-    assert rows["pola"][2:] == ["linear", "exact", ""]
+    assert rows["softmax"] == ["", "1.00 (1–1)", "1.00 (1–1)", "quadratic", "exact", ""]  # two rounds give no rank
+    assert rows["skyformer"][3:] == ["linear", "for kernelized", "random"]
+    assert rows["pola"][3:] == ["linear", "exact", ""]
     memory = {cells[1].strip(): cells[2].split("/") for cells in table(out, "Memory, MiB")}
     assert all(len(numbers) == 3 and all(float(one) >= 0 for one in numbers) for numbers in memory.values())
     assert (tmp_path / "new/attention.png").read_bytes().startswith(PNG)
@@ -102,6 +102,54 @@ def test_everything_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert point["time"]["median"] > 0
     assert point["speedup"] > 0
     assert min(point["forward_bytes"], point["both_bytes"], point["saved_bytes"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("command", "module", "baseline"),
+    [
+        ([*TINY, "--only", "pola"], "attention", "softmax"),
+        (["bench", "op", "--shapes", "1,1,8,4", "--without", "compile", "cpu"], "op", "polarity (published)"),
+        (["bench", "model", "--models", "pola_pvt_v2_b0", "--sizes", "32", "--batch", "1"], "model", "ours"),
+    ],
+)
+def test_a_noisy_table_shows_no_number_says_what_to_do_and_gives_code_75(
+    command: list[str],
+    module: str,
+    baseline: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from polaformer.bench.measure import Timing
+
+    def measure(calls, **settings):  # type: ignore[no-untyped-def]
+        assert settings["baseline"] == baseline
+        return {name: Timing((0.01, 0.02, 0.04) * 5 if name == baseline else (0.01,) * 15, 0.0) for name in calls}
+
+    monkeypatch.setattr(f"polaformer.bench.{module}.measure", measure)
+    code, out, err = run(command, capsys)
+    assert code == 75
+    assert "too noisy, ×4.00" in out
+    assert "10.00" not in out
+    told = " ".join(err.split())
+    assert "polaformer bench: too noisy at " in told
+    assert "end other programs, or give more --rounds and --seconds" in told
+
+
+def test_the_order_and_the_ranks_follow_the_ratios(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from polaformer.bench import attention
+    from polaformer.bench.measure import Timing
+
+    seconds = {"softmax": (0.1,), "pola": (0.001,), "linear": (0.002, 0.0021), "hydra": (0.0021, 0.002)}
+    monkeypatch.setattr(
+        attention, "measure", lambda calls, **_: {name: Timing((seconds[name] * 15)[:15], 0.0) for name in calls}
+    )
+    code, out, _ = run([*TINY, "--only", "pola", "linear", "hydra"], capsys)
+    assert code == 0
+    found = [[cell.strip() for cell in cells[1:4]] for cells in table(out, "Speed relative to softmax")]
+    assert found[0] == ["pola", "1", "100.00 (100–100)"]
+    assert sorted(found[1:3]) == [["hydra", "2–3", "47.62 (47.6–50)"], ["linear", "2–3", "50.00 (47.6–50)"]]
+    assert found[3] == ["softmax", "4", "1.00 (1–1)"]
+    assert ["pola", "1 (15)"] in [[cell.strip() for cell in cells[1:3]] for cells in table(out, "Milliseconds")]
 
 
 def test_an_incorrect_mechanism_shows_no_number_and_gives_code_1(

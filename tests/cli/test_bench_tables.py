@@ -2,7 +2,7 @@
 
 import pytest
 
-from polaformer.bench.measure import Timing
+from polaformer.bench.measure import Ratio, Timing
 from polaformer.bench.op import Result, Row
 from polaformer.cli.bench_tables import show
 
@@ -12,8 +12,8 @@ MACHINE = {"cpu": "a processor", "cores": 2, "torch_threads": 1, "os": "a system
 
 def _result(speedups: dict[str, float], saved: int | None) -> Result:
     timing = Timing((0.001, 0.001), 0.001)
-    rows = {name: Row(1e-7, timing, speedup=speedup, saved_bytes=saved) for name, speedup in speedups.items()}
-    over = {name: speedups[OURS] / speedup for name, speedup in speedups.items()}
+    rows = {name: Row(1e-7, timing, speedup=Ratio.of([speedup]), saved_bytes=saved) for name, speedup in speedups.items()}
+    over = {name: Ratio.of([speedups[OURS] / speedup]) for name, speedup in speedups.items()}
     return Result(rows, None, OURS, over, None, [])
 
 
@@ -30,7 +30,7 @@ def test_what_was_compiled_at_one_shape_and_not_at_another_is_shown_at_the_one(
     show({shape: _result(one, saved) for shape, one in zip(shapes, speedups, strict=True)}, mode, MACHINE, [])
     lines = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "not compiled" in line]
     rows = [[cell.strip() for cell in line] for line in lines]
-    values = ["1.60", "2.50", "1.000"][:tables]
+    values = ["1.60 (1.6–1.6)", "2.50 (2.5–2.5)", "1.000"][:tables]
     names = [COMPILED, COMPILED, f"bytes: {COMPILED}"]
     cells = [[value, "not compiled"] if compiled_at == 0 else ["not compiled", value] for value in values]
     assert rows == [[name, *pair] for name, pair in zip(names, cells, strict=False)]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -68,6 +69,68 @@ def test_train_as_json_prints_nothing_but_its_result(capsys: pytest.CaptureFixtu
     code, out, _ = run([*TRAIN, "--json", "--out", str(tmp_path / "run")], capsys)
     assert code == 0
     assert json.loads(out)["result"]["samples"] == 360
+
+
+@pytest.mark.parametrize(
+    ("cores", "processes", "wanted"), [(2, None, 2), (1, None, 1), (64, None, 4), (6, "2", 3), (1, "8", 1)]
+)
+def test_no_more_processes_read_data_than_there_are_cores_unless_told(
+    cores: int, processes: str | None, wanted: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from polaformer.recipes.registry import find
+    from polaformer.training.settings import workers_for_cores
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores), raising=False)
+    if processes:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+    assert workers_for_cores(4) == wanted
+    assert workers_for_cores(0) == 0
+    name = "imagenet/pola-swin-tiny"
+    assert find(name).num_workers == 4
+    with pytest.raises(SystemExit):
+        main(["train", name, "--help"])
+    told = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert f"(default: {wanted})" in told[told.index("--num-workers") :].split("--eval-every")[0]
+
+
+def test_a_dry_run_shows_the_processes_that_read_and_more_than_cores_are_honoured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(2), raising=False)
+    words = [
+        "train",
+        "imagenet/pola-deit-tiny",
+        "--data",
+        "digits",
+        "--img-size",
+        "32",
+        "--batch-size",
+        "8",
+        "--dry-run",
+        "--json",
+    ]
+    for more, wanted in (([], 2), (["--num-workers", "7"], 7)):
+        code, out, err = run([*words, *more], capsys)
+        assert code == 0, err
+        assert json.loads(out)["options"]["num_workers"] == wanted
+
+
+def test_resume_keeps_the_runs_own_number_of_processes_that_read(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from polaformer.recipes import jobs
+
+    shutil.copytree(trained, tmp_path / "run")
+    config = tmp_path / "run" / "config.json"
+    config.write_text(config.read_text().replace('"num_workers": 0', '"num_workers": 7'))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(1), raising=False)
+    used, batches = [], jobs.batches
+    monkeypatch.setattr(
+        jobs, "batches", lambda *rest, num_workers, **more: used.append(num_workers) or batches(*rest, num_workers=0, **more)
+    )
+    code, _, err = run(["resume", str(tmp_path / "run")], capsys)
+    assert code == 0, err
+    assert set(used) == {7}
 
 
 def test_a_dry_run_tells_what_it_would_need_and_writes_nothing(

@@ -21,8 +21,9 @@ from polaformer.attention.core import Facts
 from polaformer.bench.agreement import Inputs, Shape, differences, random_inputs, worst
 from polaformer.bench.forecast import quickest
 from polaformer.bench.length import slope
-from polaformer.bench.measure import Timing, measure, slowdown
+from polaformer.bench.measure import Ratio, Timing, measure, noise, ranks, slowdown, speedup_record
 from polaformer.bench.memory import allocated_peak, available_bytes, saved_bytes
+from polaformer.bench.passes import Pass
 
 YARDSTICK = "softmax"
 TOLERANCE = 1e-4  # of float32 against maps in float64; right ones stay near 1e-6, and iterated inverses lose a digit
@@ -53,8 +54,8 @@ class Setup:
     num_heads: int = 4
     width: int = 32
     backward: bool = False
-    rounds: int = 15
-    seconds: float = 20.0  # for each length, and what a single call may take
+    rounds: int = 40
+    seconds: float = 60.0  # for each length, and what a single call may take
     device: str = "cpu"
 
     @property
@@ -80,7 +81,8 @@ class Point:
     """What was measured of one mechanism at one length; None where it is incorrect or was skipped."""
 
     timing: Timing | None = None
-    speedup: float | None = None  # over softmax at this length
+    speedup: Ratio | None = None  # over softmax at this length, from the rounds of the timing
+    rank: tuple[int, int] | None = None  # the first and the last place that it may have at this length
     peaks: dict[str, int] = field(default_factory=dict)  # bytes, by FORWARD, BOTH and SAVED
     parameters: int | None = None  # bytes, in none of the peaks
     skipped: dict[str, str] = field(default_factory=dict)  # by FORWARD and BOTH: why it was not tried
@@ -88,8 +90,9 @@ class Point:
     def as_record(self) -> dict[str, Any]:
         """For JSON."""
         times = None if self.timing is None else self.timing.as_record()
+        ratio = speedup_record(self.speedup) | {"rank": self.rank}
         memory = {f"{kind}_bytes": self.peaks.get(kind) for kind in (FORWARD, BOTH, SAVED)}
-        return {"time": times, "speedup": self.speedup, **memory, "parameter_bytes": self.parameters, "skipped": self.skipped}
+        return {"time": times, **ratio, **memory, "parameter_bytes": self.parameters, "skipped": self.skipped}
 
 
 @dataclass(frozen=True)
@@ -136,26 +139,9 @@ class Row:
         }
 
 
-@dataclass(frozen=True)
-class CorePass:
+def core_pass(core: nn.Module, inputs: Inputs, *, backward: bool) -> Pass:
     """One call of a core: forward in inference mode, or forward and the gradients of q, k, v and all parameters."""
-
-    core: nn.Module
-    inputs: Inputs
-    backward: bool
-
-    def __call__(self) -> object:
-        """The output, or the gradients."""
-        if not self.backward:
-            with torch.inference_mode():
-                return self.core(*self.inputs[:3])
-        leaves, output = self.recorded()
-        return torch.autograd.grad(output, leaves, self.inputs.grad, allow_unused=True)
-
-    def recorded(self) -> tuple[list[Tensor], Tensor]:
-        """The leaves, and the output with what its derivative needs."""
-        inputs = [x.detach().requires_grad_() for x in self.inputs[:3]]
-        return [*inputs, *self.core.parameters()], self.core(*inputs)
+    return Pass(lambda q, k, v, _: core(q, k, v), inputs, backward, tuple(core.parameters()))
 
 
 def compare(
@@ -164,7 +150,8 @@ def compare(
     """A row of each mechanism, fastest first: correctness before anything else, then all of them in turns at each length.
 
     Lengths ascend. What would take longer than setup.seconds for one call, or more memory than is free, by how the mechanism
-    grows from the length before, is skipped with the reason. Softmax must be among the names for others to have a speedup.
+    grows from the length before, is skipped with the reason; so are all of a length that is too noisy. Softmax must be among
+    the names for others to have a speedup.
     """
     tell = on_call or (lambda _: None)
     lengths = sorted(set(lengths))
@@ -227,14 +214,22 @@ def _measure(length: int, names: Sequence[str], setup: Setup, known: "Known", te
     points |= {name: replace(points[name], skipped={setup.timed: why}) for name, why in tight.items() if why is not None}
     inputs = random_inputs(setup.shape(length), device=setup.device)
     tried = [name for name in cores if setup.timed not in points[name].skipped]
-    calls = {_at(name, length): CorePass(cores[name], inputs, setup.backward) for name in tried}
-    timings = measure(calls, rounds=setup.rounds, seconds=setup.seconds, on_call=tell) if calls else {}
-    yardstick = timings.get(_at(YARDSTICK, length))
-    for name in tried:
-        timing = timings[_at(name, length)]
-        points[name] = replace(points[name], timing=timing, speedup=slowdown(yardstick, timing) if yardstick else None)
+    calls = {name: core_pass(cores[name], inputs, backward=setup.backward) for name in tried}
+    settings: dict[str, Any] = {
+        "rounds": setup.rounds,
+        "seconds": setup.seconds,
+        "on_call": lambda name: tell(_at(name, length)),
+    }
+    timings = measure(calls, baseline=YARDSTICK, **settings) if calls else {}
+    refused, places = noise(timings, YARDSTICK), ranks(timings)
+    for name, timing in timings.items():
         if timing.best is not None:
             known[name, setup.timed] = known[name, setup.timed]._replace(seconds=timing.best)
+        if name in refused:
+            points[name] = replace(points[name], skipped=points[name].skipped | {setup.timed: refused[name]})
+        else:
+            speedup = slowdown(timings[YARDSTICK], timing) if YARDSTICK in timings else None
+            points[name] = replace(points[name], timing=timing, speedup=speedup, rank=places.get(name))
     return points
 
 
@@ -253,7 +248,7 @@ def _measure_memory(
             weights = [*cores[name].parameters(), *cores[name].buffers()]
             held, peaks = sum(x.nbytes for x in weights), {}
             for kind in (kind for kind in (FORWARD, BOTH) if kind not in skipped):
-                one = CorePass(cores[name], inputs, backward=kind == BOTH)
+                one = core_pass(cores[name], inputs, backward=kind == BOTH)
                 peaks[kind], seconds = _peak_and_seconds(one, setup.device)
                 known[name, kind] = Cost.after(known.get((name, kind)), length, seconds, peaks[kind] + held)
             if BOTH not in skipped:
@@ -269,7 +264,7 @@ def _skipped(name: str, length: int, setup: Setup, known: "Known") -> dict[str, 
     return {kind: reason for kind, reason in reasons.items() if reason is not None}
 
 
-def _peak_and_seconds(call: CorePass, device: str) -> tuple[int, float]:
+def _peak_and_seconds(call: Pass, device: str) -> tuple[int, float]:
     start = time.perf_counter()
     peak = allocated_peak(call, device)
     taken = time.perf_counter() - start
@@ -321,8 +316,9 @@ def too_large(size: int, device: str) -> str | None:
 
 
 def _slowness(row: Row) -> list[tuple[bool, float]]:
-    """To sort by: the time at the longest length; without one after all others, by the next shorter length."""
-    return [(not row.correct, 0.0), *((median is None, median or 0.0) for median in reversed(row.medians.values()))]
+    """To sort by: the time at the longest length over that of softmax; without one after all others, by the next shorter."""
+    times = {n: 1 / point.speedup.median if point.speedup else row.medians[n] for n, point in row.points.items()}
+    return [(not row.correct, 0.0), *((one is None, one or 0.0) for one in reversed(times.values()))]
 
 
 def _at(name: str, length: int) -> str:

@@ -16,7 +16,7 @@ from polaformer.bench.agreement import Shape, random_inputs
 from polaformer.bench.contenders import Contender
 from polaformer.bench.forecast import cut, why_not
 from polaformer.bench.gate import correctness, correctness_at_length, largest
-from polaformer.bench.measure import Timing, measure, slowdown
+from polaformer.bench.measure import Ratio, Timing, measure, slowdown
 from polaformer.bench.op import TOLERANCE
 from polaformer.bench.passes import Pass
 from polaformer.ops.polarity import polarity_attention
@@ -35,7 +35,8 @@ class Point:
     @property
     def speedup(self) -> float | None:
         """How many times longer softmax takes."""
-        return slowdown(self.softmax, self.polarity)
+        ratio = slowdown(self.softmax, self.polarity)
+        return ratio and ratio.median
 
     def as_record(self) -> dict[str, Any]:
         """For JSON."""
@@ -54,6 +55,7 @@ def time_at(
                 "polarity": lambda: polarity_attention(q, k, v, power),
                 "softmax": lambda: F.scaled_dot_product_attention(q, k, v),
             },
+            baseline="softmax",
             rounds=rounds,
             seconds=seconds,
             on_call=on_call,
@@ -85,7 +87,7 @@ class Curve:
         return slope(list(self.timings), self.medians)
 
     @property
-    def doublings(self) -> list[float | None]:
+    def doublings(self) -> list[Ratio | None]:
         """Between neighbouring lengths, how many times longer the longer takes for each doubling; within rounds."""
         return [_per_doubling(shorter, longer) for shorter, longer in pairwise(self.timings.items())]
 
@@ -93,7 +95,7 @@ class Curve:
         """For JSON."""
         times = {str(n): None if timing is None else timing.as_record() for n, timing in self.timings.items()}
         skipped = {str(n): reason for n, reason in self.skipped.items()}
-        shape = {"slope": self.slope, "per_doubling": self.doublings}
+        shape = {"slope": self.slope, "per_doubling": [one and one.median for one in self.doublings]}
         return {"correct": self.correct, "error": self.error, **shape, "times": times, "skipped": skipped}
 
 
@@ -148,10 +150,11 @@ def _worst(contender: Contender, shapes: Sequence[Shape], device: str) -> float:
     return largest(*(correctness(contender, shape, device) for shape in {cut(shape) for shape in shapes}))
 
 
-def _per_doubling(shorter: tuple[int, Timing | None], longer: tuple[int, Timing | None]) -> float | None:
+def _per_doubling(shorter: tuple[int, Timing | None], longer: tuple[int, Timing | None]) -> Ratio | None:
     (few, quick), (many, slow) = shorter, longer
     ratio = slowdown(slow, quick) if slow and quick else None
-    return None if ratio is None else ratio ** (1 / log2(many / few))
+    steps = log2(many / few)
+    return ratio and Ratio(ratio.median ** (1 / steps), ratio.low ** (1 / steps), ratio.high ** (1 / steps), ratio.rounds)
 
 
 def slope(lengths: Sequence[int], seconds: Sequence[float | None]) -> float | None:

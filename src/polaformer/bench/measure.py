@@ -2,12 +2,18 @@
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import comb
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+
+LEAST_ROUNDS = 6  # the fewest whose extremes enclose the true median with 95 % probability: 1 − 2 / 2⁶ = 0.97
+WIDEST = 1.5  # high over low of an interval, beyond which it says too little
+MOST_NOISY = 0.25  # share of the rows that may have a wider one
+TOO_NOISY = "too noisy"
 
 
 @dataclass(frozen=True)
@@ -32,40 +38,123 @@ class Timing:
         return {"median": self.median, "best": self.best, "rounds": len(self.samples), "first": self.first}
 
 
+class Ratio(NamedTuple):
+    """The median of ratios, and the interval that holds the true median with 95 %; all ratios if LEAST_ROUNDS are not there."""
+
+    median: float
+    low: float
+    high: float
+    rounds: int
+
+    @classmethod
+    def of(cls, ratios: Sequence[float]) -> "Ratio":
+        """Of at least one ratio, in any order; the interval is that of the sign test, which asks nothing of how they spread."""
+        found, number = sorted(ratios), len(ratios)
+        outside = 0
+        while outside < number // 2 and sum(comb(number, i) for i in range(outside + 2)) <= 0.025 * 2**number:
+            outside += 1
+        return cls(median(found), found[outside], found[number - 1 - outside], number)
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether there are rounds enough and they disagree all the same."""
+        return self.rounds >= LEAST_ROUNDS and self.high > WIDEST * self.low
+
+
 def measure(
     calls: Mapping[str, Callable[[], object]],
     *,
+    baseline: str | None = None,
     rounds: int = 15,
     seconds: float = 10.0,
     on_call: Callable[[str], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
-    """The times of `calls`, by name, taken in turns: a warm-up of each, then `rounds` rounds over all of them.
+    """The times of `calls`, by name, taken in turns: a warm-up of each, then the rounds of `plan`.
 
     Each round has an order of its own, the same in every run: what a call finds in the caches depends on who came before it.
-    A callable whose warm-up takes longer than `seconds` is skipped. Any other is timed at least once and drops out of later
-    rounds when it has used its equal share of `seconds`, so that a slow one costs the quick ones no rounds. `on_call` is told
-    the name before each call, for progress bars.
+    A callable whose warm-up takes longer than `seconds` is skipped. `on_call` is told the name before each call, for progress
+    bars.
     """
     if rounds < 1 or not seconds > 0:
         raise ValueError(f"measure: got {rounds} rounds and {seconds} seconds; give at least one round and a positive time")
     tell = on_call or (lambda _: None)
     warm_up = {name: _time(name, call, tell, clock) for name, call in calls.items()}
-    samples: dict[str, list[float]] = {name: [] for name in calls if warm_up[name] <= seconds}
+    planned = plan({name: one for name, one in warm_up.items() if one <= seconds}, rounds, seconds, baseline)
+    samples: dict[str, list[float]] = {name: [] for name in calls}
     for index in range(rounds):
-        for name in random.Random(index).sample(list(samples), len(samples)):
-            if sum(samples[name]) < seconds / len(calls):
+        for name in random.Random(index).sample(list(planned), len(planned)):
+            if index < planned[name]:
                 samples[name].append(_time(name, calls[name], tell, clock))
-    return {name: Timing(tuple(samples.get(name, ())), warm_up[name]) for name in calls}
+    return {name: Timing(tuple(samples[name]), warm_up[name]) for name in calls}
 
 
-def slowdown(slow: Timing, fast: Timing) -> float | None:
-    """How many times longer `slow` takes than `fast`; None where one was not measured.
+def plan(each: Mapping[str, float], rounds: int, seconds: float, baseline: str | None = None) -> dict[str, int]:
+    """In how many rounds, the first ones, each takes part, from the seconds of one call: at least one, at most `rounds`.
 
-    The median of the ratios within a round, over the rounds that have both: a busy spell of the machine slows both alike.
+    The baseline may take half of `seconds`, and no other has more rounds than it: a time and its ratio to the baseline are then
+    of the same rounds. What the quick ones leave of `seconds` is for the slow ones, which have fewer rounds.
+    """
+    found: dict[str, int] = {}
+    order = sorted(each, key=lambda name: (name != baseline, each[name]))
+    for place, name in enumerate(order):
+        share = seconds / (2 if name == baseline else len(order) - place)
+        found[name] = min(rounds, max(1, int(share / max(each[name], 1e-9))))  # a clock may see no time pass
+        rounds = found[name] if name == baseline else rounds
+        seconds -= found[name] * each[name]
+    return found
+
+
+def slowdown(slow: Timing, fast: Timing) -> Ratio | None:
+    """How many times longer `slow` takes than `fast`, from the ratios within rounds that have both; None if there are none.
+
+    A busy spell of the machine slows both alike.
     """
     ratios = [a / b for a, b in zip(slow.samples, fast.samples, strict=False)]
-    return median(ratios) if ratios else None
+    return Ratio.of(ratios) if ratios else None
+
+
+def speedup_record(ratio: Ratio | None) -> dict[str, Any]:
+    """For JSON."""
+    return {"speedup": ratio and ratio.median, "speedup_interval": ratio and (ratio.low, ratio.high)}
+
+
+def ranks(timings: Mapping[str, Timing]) -> dict[str, tuple[int, int]]:
+    """The first and the last place that each may have; 1 is the fastest. None for fewer than LEAST_ROUNDS rounds.
+
+    One is ahead of another if the whole interval of the ratio of their times is above 1.
+    """
+    entered = {name: one for name, one in timings.items() if len(one.samples) >= LEAST_ROUNDS}
+    ahead = {
+        (fast, slow)
+        for fast in entered
+        for slow in entered
+        if (ratio := slowdown(entered[slow], entered[fast])) is not None and ratio.low > 1
+    }
+    return {
+        name: (
+            1 + sum((other, name) in ahead for other in entered),
+            len(entered) - sum((name, other) in ahead for other in entered),
+        )
+        for name in entered
+    }
+
+
+def noise(timings: Mapping[str, Timing], baseline: str) -> dict[str, str]:
+    """Why none of the timings may be shown, by name; nothing if they may.
+
+    They may not where the ratios to the baseline are noisy in more than MOST_NOISY of the rows, or the times of the baseline
+    itself are: their order, and times against ratios, would say nothing.
+    """
+    base = timings.get(baseline, Timing((), 0.0))
+    spreads = {name: ratio for name, one in timings.items() if (ratio := slowdown(one, base)) is not None}
+    if not spreads:
+        return {}
+    spreads[baseline] = Ratio.of(base.samples)
+    noisy = [name for name, one in spreads.items() if one.is_noisy]
+    if baseline not in noisy and len(noisy) <= MOST_NOISY * len(spreads):
+        return {}
+    return {name: f"{TOO_NOISY}, ×{one.high / one.low:.2f}" for name, one in spreads.items()}
 
 
 def _time(name: str, call: Callable[[], object], tell: Callable[[str], None], clock: Callable[[], float]) -> float:

@@ -17,7 +17,7 @@ from polaformer.attention.gate import LinearGate
 from polaformer.backbones import Backbone, create_model
 from polaformer.bench.contenders import compiled
 from polaformer.bench.forecast import quickest
-from polaformer.bench.measure import Timing, measure, slowdown
+from polaformer.bench.measure import Ratio, Timing, measure, noise, slowdown, speedup_record
 from polaformer.bench.memory import available_bytes, saved_bytes
 from polaformer.bench.op import cannot_compile
 from polaformer.bench.published_layer import as_published
@@ -66,8 +66,8 @@ class ModelResult(NamedTuple):
     rows: dict[str, ModelRow]
     notes: list[str]
 
-    def speedup(self, name: str) -> float | None:
-        """How many times longer a rival takes than ours, within rounds."""
+    def speedup(self, name: str) -> Ratio | None:
+        """How many times longer a rival takes than ours, from the rounds of its timing."""
         rival, ours = self.rows[name].timing, self.rows[OURS].timing
         return slowdown(rival, ours) if rival and ours else None
 
@@ -78,7 +78,7 @@ class ModelResult(NamedTuple):
 
     def as_record(self) -> dict[str, Any]:
         """For JSON."""
-        ratios = {name: {"speedup": self.speedup(name), "saved_ratio": self.saved_ratio(name)} for name in self.rows}
+        ratios = {name: speedup_record(self.speedup(name)) | {"saved_ratio": self.saved_ratio(name)} for name in self.rows}
         return {"rows": {name: row.as_record() | ratios[name] for name, row in self.rows.items()}, "notes": self.notes}
 
 
@@ -98,8 +98,8 @@ def benchmark(
     """Ours against its rivals in turns, in float32: inference, or a training step (forward and backward).
 
     Correctness first: ours must agree with the same parameters computed as published. What would take longer than `seconds`
-    for one call, or more memory than is free, is skipped with the reason. rounds, seconds and on_call are those of `measure`;
-    options are further arguments of `create_model`, given to our models.
+    for one call, or more memory than is free, is skipped with the reason; so are all if the machine is too noisy. rounds,
+    seconds and on_call are those of `measure`; options are further arguments of `create_model`, given to our models.
     """
     models = build(name, size, device=device, **options)
     pictures = random_images(batch, size, models[OURS], device)
@@ -113,8 +113,9 @@ def benchmark(
         rows[COMPILED] = _checked(rows[COMPILED], steps[COMPILED], steps[PUBLISHED], logits_too=not train)
     calls = {key: step for key, step in steps.items() if rows[key].is_correct and rows[key].skipped is None}
     saved = {key: step.saved_bytes() for key, step in calls.items()} if train else {}
-    timings = measure(calls, rounds=rounds, seconds=seconds, on_call=on_call) if calls else {}
+    timings = measure(calls, baseline=OURS, rounds=rounds, seconds=seconds, on_call=on_call) if calls else {}
     rows = {key: replace(row, timing=timings.get(key), saved_bytes=saved.get(key)) for key, row in rows.items()}
+    rows |= {key: replace(rows[key], timing=None, skipped=reason) for key, reason in noise(timings, OURS).items()}
     return ModelResult(rows, notes)
 
 

@@ -15,7 +15,7 @@ from polaformer.bench.agreement import Inputs, Shape, random_inputs
 from polaformer.bench.contenders import SAFE, UNSAFE, YARDSTICK, Contender, working
 from polaformer.bench.forecast import why_not
 from polaformer.bench.gate import correctness, correctness_at_length, largest
-from polaformer.bench.measure import Timing, measure, slowdown
+from polaformer.bench.measure import Ratio, Timing, measure, noise, slowdown, speedup_record
 from polaformer.bench.memory import saved_bytes
 from polaformer.bench.passes import Pass
 
@@ -31,7 +31,7 @@ class Row:
 
     error: float  # the worst relative difference from the truth, over the output and all gradients
     timing: Timing | None = None  # None where the error was too large, or where it would have taken too much
-    speedup: float | None = None  # over the published form
+    speedup: Ratio | None = None  # over the published form, from the rounds of the timing
     skipped: str | None = None  # why it was not timed although it is correct
     flops: int | None = None  # of one call, products of matrices alone
     share_of_sgemm: float | None = None  # of the best rate of a large product of matrices, measured in turns; best by best
@@ -51,7 +51,7 @@ class Row:
 
     def as_record(self) -> dict[str, Any]:
         """For JSON."""
-        record: dict[str, Any] = {"correct": self.correct, "error": self.error, "speedup": self.speedup}
+        record: dict[str, Any] = {"correct": self.correct, "error": self.error} | speedup_record(self.speedup)
         record |= {} if self.timing is None else self.timing.as_record()
         record |= {"skipped": self.skipped, "gflops": self.gflops, "share_of_sgemm": self.share_of_sgemm}
         return record | {"saved_bytes": self.saved_bytes, "saved_ratio": self.saved_ratio}
@@ -63,13 +63,15 @@ class Result(NamedTuple):
     rows: dict[str, Row]
     sgemm_gflops: float | None  # at best
     fastest: str | None  # of ours
-    fastest_over: dict[str, float | None]  # how many times longer each other takes than our fastest
-    safe_over_unsafe: float | None  # what safety costs: time with the shifts over time without them
+    fastest_over: dict[str, Ratio | None]  # how many times longer each other takes than our fastest
+    safe_over_unsafe: Ratio | None  # what safety costs: time with the shifts over time without them
     notes: list[str]
 
     def as_record(self) -> dict[str, Any]:
         """For JSON."""
-        return self._asdict() | {"rows": {name: row.as_record() for name, row in self.rows.items()}}
+        over = {name: ratio and ratio.median for name, ratio in self.fastest_over.items()}
+        ratios = {"fastest_over": over, "safe_over_unsafe": self.safe_over_unsafe and self.safe_over_unsafe.median}
+        return self._asdict() | ratios | {"rows": {name: row.as_record() for name, row in self.rows.items()}}
 
 
 def benchmark(
@@ -85,8 +87,8 @@ def benchmark(
     """Correctness of all contenders first, then the time of those that are correct, taken in turns.
 
     backward: time the forward and the backward pass together instead of the forward pass alone, and count what is saved.
-    What would take longer than `seconds` for one call, or more memory than there is, is skipped with the reason.
-    rounds, seconds and on_call are those of `measure`; on_call is told of the checks too.
+    What would take longer than `seconds` for one call, or more memory than there is, is skipped with the reason; so are all
+    if the machine is too noisy. rounds, seconds and on_call are those of `measure`; on_call is told of the checks too.
     """
     contenders = working(device, backward=backward)[0] if contenders is None else contenders
     errors, notes = check(contenders, shape, device, on_call)
@@ -103,7 +105,9 @@ def benchmark(
     calls: dict[str, Callable[[], object]] = dict(passes)
     if passes and max(flops.values()) >= LEAST_FLOPS:
         calls[SGEMM] = _sgemm(device)
-    timings = measure(calls, rounds=rounds, seconds=seconds, on_call=on_call) if calls else {}
+    timings = measure(calls, baseline=YARDSTICK, rounds=rounds, seconds=seconds, on_call=on_call) if calls else {}
+    refused = noise(timings, YARDSTICK)
+    timings, skipped = {} if refused else timings, skipped | refused
     errors = {name: error for name, error in errors.items() if name not in failed}
     return _result(_Found(contenders, errors, skipped, timings, flops, saved), [*notes, *failed.values()])
 

@@ -18,9 +18,10 @@ class Pass:
     attention: Attention
     inputs: Inputs
     backward: bool
+    parameters: tuple[Tensor, ...] = ()  # whose gradients are computed beside those of the inputs
 
     def __call__(self) -> object:
-        """The output, or the gradients of all inputs."""
+        """The output, or the gradients of all inputs and parameters; None of what the output does not depend on."""
         if not self.backward:
             return self.output()
         leaves, output = self.recorded()
@@ -34,6 +35,6 @@ class Pass:
             return self.attention(*self.inputs[:4])
 
     def recorded(self) -> tuple[list[Tensor], Tensor]:
-        """The inputs as leaves, and the output with what its derivative needs."""
+        """The inputs as leaves, then the parameters; and the output with what its derivative needs."""
         leaves = [x.detach().requires_grad_() for x in self.inputs[:4]]
-        return leaves, self.attention(*leaves)
+        return [*leaves, *self.parameters], self.attention(*leaves)

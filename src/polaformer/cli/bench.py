@@ -21,7 +21,8 @@ class BenchOp:
     """Time the operator on each backend against the published form, linear attention and softmax.
 
     All of them in turns, in one run, in float32. A number is shown only for what agrees with a slow float64 form, output and
-    gradients; if one does not, the exit code is 1. What would take too long or too much memory is skipped, and says so.
+    gradients; if one does not, the exit code is 1. What would take too long or too much memory is skipped, and says so. A shape
+    whose rounds disagree too much gets no number, and the exit code is 75.
 
     Example: polaformer bench op --shapes 4,4,3136,32 8,3,196,64 --mode both
 
@@ -44,7 +45,7 @@ class BenchOp:
     """Where to compute."""
     without: tuple[str, ...] = ()
     """Rows to leave out, by a part of their name; for instance --without compile softmax."""
-    rounds: int = 15
+    rounds: int = 30
     """How often each is timed, at most."""
     seconds: float = 20.0
     """Time for each shape: the slow get fewer rounds, and what takes longer than this for a single call is skipped."""
@@ -84,7 +85,9 @@ class BenchOp:
             print_json(self._record(machine, notes) | {"shapes": records})
         else:
             tables.show(found, self.mode, machine, notes)
-        return 0 if all(row.correct for one in found.values() for row in one.rows.values()) else INCORRECT
+        rows = {shape_text(shape): one.rows.values() for shape, one in found.items()}
+        reasons = {shape: [row.skipped for row in some] for shape, some in rows.items()}
+        return tables.exit_code(reasons, correct=all(row.correct for some in rows.values() for row in some))
 
     def _run_lengths(self, contenders: "dict[str, Contender]", notes: list[str]) -> int:
         from polaformer.bench.length import time_lengths

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.table import Table
 
 from polaformer.cli import bench_options as options
-from polaformer.cli.bench_tables import MEBI, PASSES, number
-from polaformer.cli.errors import INCORRECT, UsageError
+from polaformer.cli.bench_tables import IN_BRACKETS, MEBI, PASSES, exit_code, number, ratio_text, skipped_text
+from polaformer.cli.errors import UsageError
 from polaformer.cli.output import (
     busy_lines,
     counted,
@@ -43,7 +43,8 @@ class BenchAttention:
 
     All of them in turns at each length, in one run, in float32. A number is shown only for what agrees, output and gradients,
     with the mechanism's own maps in float64; if one does not, the exit code is 1. What would take too long or too much memory,
-    by how it grew so far, is skipped, and says so.
+    by how it grew so far, is skipped, and says so. A length whose rounds disagree too much gets no number, and the exit code is
+    75.
 
     Example: polaformer bench attention --figure attention.png
 
@@ -66,9 +67,9 @@ class BenchAttention:
     """Mechanisms to leave out; for instance --without kernelized synthesizer."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to compute."""
-    rounds: int = 15
+    rounds: int = 40
     """How often each is timed, at most."""
-    seconds: float = 20.0
+    seconds: float = 60.0
     """Time for each length: the slow get fewer rounds, and what takes longer than this for a single call is skipped."""
     threads: int | None = None
     """How many threads torch may use; its own choice unless given."""
@@ -93,7 +94,10 @@ class BenchAttention:
             print_json(self._record(rows, machine))
         else:
             self._show(rows, machine)
-        return 0 if all(row.correct for row in rows.values()) else INCORRECT
+        reasons = {
+            f"N = {n}": [row.points[n].skipped.get(self.mode) for row in rows.values()] for n in sorted(set(self.lengths))
+        }
+        return exit_code(reasons, correct=all(row.correct for row in rows.values()))
 
     def check_options(self) -> None:
         """Raises UsageError for any option that makes no sense, names of mechanisms apart."""
@@ -162,13 +166,15 @@ def chosen(names: Sequence[str], only: Sequence[str], without: Sequence[str]) ->
 def _ratios(rows: "dict[str, Row]", setting: str, mode: str) -> Table:
     lengths = list(next(iter(rows.values())).points)
     caption = (
-        "how many times faster than softmax at the same length, within rounds; more than 1: faster. result: exact where it is "
-        "the mechanism's own formula, else what it stands for. draws: random if each call draws numbers anew"
+        f"how many times faster than softmax at the same length; more than 1: faster; {IN_BRACKETS}. rank: first to last place "
+        f"that it may have at N = {lengths[-1]}; none for fewer than 6 rounds. result: exact where it is the mechanism's own "
+        "formula, else what it stands for. draws: random if each call draws numbers anew"
     )
-    columns = (*(f"N = {n}" for n in lengths), "cost", "result", "draws")
+    columns = ("rank", *(f"N = {n}" for n in lengths), "cost", "result", "draws")
     table = new_table(f"Speed relative to softmax, {setting}", "", *columns, caption=caption)
     for name, row in rows.items():
-        cells = [_cell(row, n, mode, _text(row.points[n].speedup)) for n in lengths]
+        rank = "–".join(str(place) for place in sorted(set(row.points[lengths[-1]].rank or ())))
+        cells = [rank, *(_cell(row, n, mode, ratio_text(row.points[n].speedup)) for n in lengths)]
         result = "exact" if row.facts.approximates is None else f"for {row.facts.approximates}"
         table.add_row(name, *cells, row.facts.cost, result, "random" if row.facts.stochastic else "")
     return table
@@ -177,9 +183,10 @@ def _ratios(rows: "dict[str, Row]", setting: str, mode: str) -> Table:
 def _times(rows: "dict[str, Row]", setting: str, mode: str) -> Table:
     lengths = list(next(iter(rows.values())).points)
     columns = (*(f"N = {n}" for n in lengths), "slope", "error vs float64")
-    table = new_table(f"Milliseconds, median, {setting}", "", *columns, caption="slope: a of time ∝ N^a, fitted to medians")
+    caption = "of the same rounds as the ratios; in brackets how many. slope: a of time ∝ N^a, fitted to medians"
+    table = new_table(f"Milliseconds, median, {setting}", "", *columns, caption=caption)
     for name, row in rows.items():
-        cells = [_cell(row, n, mode, _text(row.medians[n], 1e3, ".4g")) for n in lengths]
+        cells = [_cell(row, n, mode, _time(row.points[n])) for n in lengths]
         table.add_row(name, *cells, number(row.slope), f"{row.error:.1e}")
     return table
 
@@ -191,7 +198,7 @@ def _memory(rows: "dict[str, Row]") -> Table:
     table = new_table(title, "", *columns, caption="slopes: a of memory ∝ N^a for each of the three")
     for name, row in rows.items():
         cells = [_memory_cell(row.points[n]) if row.correct else "incorrect" for n in lengths]
-        table.add_row(name, *cells, " / ".join(_text(row.memory_slope(kind)) for kind in KINDS) if row.correct else "")
+        table.add_row(name, *cells, " / ".join(number(row.memory_slope(kind)) or "–" for kind in KINDS) if row.correct else "")
     return table
 
 
@@ -201,7 +208,7 @@ def _cell(row: "Row", length: int, mode: str, text: str) -> str:
     if not row.correct:
         return "incorrect"
     if mode in point.skipped:
-        return f"skipped: {point.skipped[mode]}"
+        return skipped_text(point.skipped[mode])
     if point.timing is not None and not point.timing.samples:
         return f"skipped: one call took {point.timing.first:.1f} s"
     return text
@@ -210,7 +217,7 @@ def _cell(row: "Row", length: int, mode: str, text: str) -> str:
 def _memory_cell(point: "Point") -> str:
     """Three numbers; or what there is of them, and why there is no more."""
     there = [_mebi(point.peaks[kind]) for kind in KINDS if kind in point.peaks]
-    missing = [f"skipped: {point.skipped[kind]}" for kind in ("forward", "both") if kind not in point.peaks]
+    missing = [skipped_text(point.skipped[kind]) for kind in ("forward", "both") if kind not in point.peaks]
     return " / ".join([*there, *missing[:1]])
 
 
@@ -218,5 +225,6 @@ def _mebi(size: int) -> str:
     return f"{size / MEBI:.3g}" if size < 1000 * MEBI else f"{size / MEBI:.0f}"
 
 
-def _text(value: float | None, times: float = 1.0, form: str = ".2f") -> str:
-    return "–" if value is None else format(times * value, form)
+def _time(point: "Point") -> str:
+    timing = point.timing
+    return "–" if timing is None or timing.median is None else f"{1e3 * timing.median:.4g} ({len(timing.samples)})"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.table import Table
 
 from polaformer.cli import bench_options as options
-from polaformer.cli.bench_tables import MEBI, milliseconds, number
-from polaformer.cli.errors import INCORRECT, UsageError
+from polaformer.cli.bench_tables import IN_BRACKETS, MEBI, exit_code, milliseconds, number, ratio_text, skipped_text
+from polaformer.cli.errors import UsageError
 from polaformer.cli.output import (
     busy_lines,
     counted,
@@ -39,7 +39,8 @@ class BenchModel:
     """Time whole models against the published form of them, their softmax twins and timm's.
 
     In turns, in one run, in float32. Ours is timed only if it agrees with the same parameters computed as the authors' code
-    does, logits and, in a training step, gradients; if it does not, the exit code is 1.
+    does, logits and, in a training step, gradients; if it does not, the exit code is 1. A model whose rounds disagree too much
+    gets no number, and the exit code is 75.
 
     Example: polaformer bench model --models pola_swin_tiny pola_pvt_tiny --sizes 224 448 --figure images.png
     """
@@ -82,7 +83,9 @@ class BenchModel:
             print_json(self._record(found, machine))
         else:
             self._show(found, machine)
-        return 0 if all(row.is_correct for result in found.values() for row in result.rows.values()) else INCORRECT
+        rows = {f"{name}, {size} pixels": result.rows.values() for (name, size), result in found.items()}
+        reasons = {where: [row.skipped for row in some] for where, some in rows.items()}
+        return exit_code(reasons, correct=all(row.is_correct for some in rows.values() for row in some))
 
     def check(self) -> None:
         """Raises UsageError for options that make no sense."""
@@ -155,7 +158,7 @@ def _ratios(found: "Found", setting: str) -> Table:
     labels = list(dict.fromkeys(_kind(key) for result in found.values() for key in result.rows if key != "ours"))
     with_saved = any(row.saved_bytes for result in found.values() for row in result.rows.values())
     columns = [*labels, *(f"bytes:\n{label}" for label in labels)] if with_saved else labels
-    caption = "how many times longer the other takes: more than 1, ours is faster"
+    caption = f"how many times longer the other takes: more than 1, ours is faster; {IN_BRACKETS}"
     caption += "; bytes: what ours saves for backward (weights apart) in what the other saves" if with_saved else ""
     table = new_table(f"Speed of ours relative to each, {setting}", "model, pixels", *columns, caption=caption)
     for (name, size), result in found.items():
@@ -184,14 +187,14 @@ def _ratio(result: "ModelResult", key: str | None) -> str:
     if not result.rows["ours"].is_correct or not result.rows[key].is_correct:
         return "incorrect"
     row = next((result.rows[name] for name in ("ours", key) if result.rows[name].skipped), None)
-    return f"skipped: {row.skipped}" if row else number(result.speedup(key)) or "skipped"
+    return skipped_text(row.skipped) if row else ratio_text(result.speedup(key), "skipped")
 
 
 def _times(row: "ModelRow") -> Sequence[str]:
     if not row.is_correct:
         return "incorrect", "", "", ""
     if row.skipped is not None or row.timing is None:
-        return f"skipped: {row.skipped}", "", "", "0"
+        return skipped_text(row.skipped), "", "", "0"
     return number(row.images_per_second, ".2f") or "skipped", *milliseconds(row.timing)
 
 

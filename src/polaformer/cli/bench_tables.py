@@ -1,23 +1,54 @@
 """The findings of `polaformer bench op` as tables."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from polaformer.cli.bench_options import Shape, shape_text
-from polaformer.cli.output import machine_lines, new_table, print_all
+from polaformer.cli.errors import INCORRECT, NOISY
+from polaformer.cli.output import machine_lines, new_table, print_all, print_line
 
 if TYPE_CHECKING:
     from polaformer.bench.length import Curve
-    from polaformer.bench.measure import Timing
+    from polaformer.bench.measure import Ratio, Timing
     from polaformer.bench.op import Result, Row
 
     Found = dict[Shape, Result]
 
 PASSES = {"forward": "forward pass", "both": "forward and backward pass"}
 MEBI = 2**20
+IN_BRACKETS = "in brackets the 95 % interval of the median over rounds"
+
+
+def exit_code(reasons: "Mapping[str, Iterable[str | None]]", *, correct: bool) -> int:
+    """0, or 1 if something is incorrect, or 75 if a table was too noisy, which is then said; reasons: of what was skipped."""
+    from polaformer.bench.measure import TOO_NOISY, WIDEST
+
+    noisy = [where for where, told in reasons.items() if any(one and one.startswith(TOO_NOISY) for one in told)]
+    if noisy:
+        print_line(
+            f"polaformer bench: {TOO_NOISY} at {'; '.join(noisy)}: the 95 % interval of too many medians over rounds is "
+            f"wider than a factor of {WIDEST} (× says how wide); end other programs, or give more --rounds and --seconds",
+            stderr=True,
+        )
+    return (NOISY if noisy else 0) if correct else INCORRECT
+
+
+def skipped_text(reason: str | None) -> str:
+    """Why there is no number."""
+    from polaformer.bench.measure import TOO_NOISY
+
+    return f"skipped: {reason}" if reason is None or not reason.startswith(TOO_NOISY) else reason
+
+
+def ratio_text(ratio: "Ratio | None", missing: str = "–") -> str:
+    """The median and its interval; the interval alone where it is too wide."""
+    if ratio is None:
+        return missing
+    interval = f"{ratio.low:.3g}–{ratio.high:.3g}"
+    return f"noisy: {interval}" if ratio.is_noisy else f"{ratio.median:.2f} ({interval})"
 
 
 def show(found: "Found", mode: str, machine: dict[str, Any], notes: Sequence[str]) -> None:
@@ -51,7 +82,7 @@ def _ratios(found: "Found", passes: str) -> Table:
         f"Speed relative to the published form, {passes}",
         "shape",
         *(shape_text(shape) for shape in found),
-        caption="more than 1: faster; shapes are batch,heads,tokens,head width",
+        caption=f"more than 1: faster; {IN_BRACKETS}; shapes are batch,heads,tokens,head width",
     )
     for name in _names(found):
         table.add_row(name, *(_cell(result, name, _speedup(result, name)) for result in found.values()))
@@ -60,7 +91,7 @@ def _ratios(found: "Found", passes: str) -> Table:
 
 def _against_ours(found: "Found", passes: str) -> Table:
     with_saved = any(row.saved_bytes for result in found.values() for row in result.rows.values())
-    caption = "how many times longer the other takes"
+    caption = f"how many times longer the other takes; {IN_BRACKETS}"
     caption += "; bytes: what ours saves for backward, in what the other saves" if with_saved else ""
     shapes = (shape_text(shape) for shape in found)
     table = new_table(f"Our fastest against each of the others, {passes}", "shape", *shapes, caption=caption)
@@ -76,7 +107,7 @@ def _against_ours(found: "Found", passes: str) -> Table:
     return table
 
 
-def _speedup(result: "Result", name: str) -> float | None:
+def _speedup(result: "Result", name: str) -> "Ratio | None":
     row = result.rows.get(name)
     return None if row is None else row.speedup
 
@@ -92,7 +123,7 @@ def _saved_cell(result: "Result", name: str) -> str:
 
 def _safety(found: "Found") -> list[str]:
     costs = [
-        f"{result.safe_over_unsafe:.2f} at {shape_text(shape)}"
+        f"{ratio_text(result.safe_over_unsafe)} at {shape_text(shape)}"
         for shape, result in found.items()
         if result.safe_over_unsafe is not None
     ]
@@ -123,7 +154,7 @@ def _names(found: "Found") -> list[str]:
     return list(dict.fromkeys(name for result in found.values() for name in result.rows))
 
 
-def _cell(result: "Result", name: str, value: float | None) -> str:
+def _cell(result: "Result", name: str, value: "Ratio | None") -> str:
     """The number, or why there is none."""
     row = result.rows.get(name)
     if row is None:
@@ -131,10 +162,10 @@ def _cell(result: "Result", name: str, value: float | None) -> str:
     if not row.correct:
         return "incorrect"
     if row.skipped is not None:
-        return f"skipped: {row.skipped}"
+        return skipped_text(row.skipped)
     if row.timing is not None and not row.timing.samples:
         return f"skipped: one call took {row.timing.first:.1f} s"
-    return "–" if value is None else f"{value:.2f}"
+    return ratio_text(value)
 
 
 def _times(row: "Row") -> tuple[str, str, str]:
@@ -146,11 +177,13 @@ def _times(row: "Row") -> tuple[str, str, str]:
 def _growth(curves: "dict[str, Curve]", setting: str) -> Table:
     lengths = list(next(iter(curves.values())).timings)
     columns = [f"{few} →\n{many}" for few, many in pairwise(lengths)]
-    caption = "how many times longer for each doubling of the tokens, within rounds; slope: a of time ∝ N^a, fitted to medians"
+    caption = f"how many times longer for each doubling of the tokens, {IN_BRACKETS}; slope: a of time ∝ N^a, fitted to medians"
     table = new_table(f"Growth of time with the number of tokens, {setting}", "", *columns, "slope", caption=caption)
     for name, curve in curves.items():
         wrong = ["incorrect"] * len(columns)
-        table.add_row(name, *([number(one) for one in curve.doublings] if curve.correct else wrong), number(curve.slope))
+        table.add_row(
+            name, *([ratio_text(one, "") for one in curve.doublings] if curve.correct else wrong), number(curve.slope)
+        )
     return table
 
 

@@ -2,7 +2,7 @@
 
 from polaformer import errors
 
-INCORRECT, USAGE, BAD_DATA, DIVERGED, CANNOT_WRITE, INTERRUPTED = 1, 2, 65, 70, 74, 130
+INCORRECT, USAGE, BAD_DATA, DIVERGED, CANNOT_WRITE, NOISY, INTERRUPTED = 1, 2, 65, 70, 74, 75, 130
 
 
 class CommandError(Exception):

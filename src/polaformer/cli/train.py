@@ -3,7 +3,7 @@
 import inspect
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +17,7 @@ from polaformer.extras import require
 from polaformer.recipes.classification import Classification
 from polaformer.recipes.options import as_values, with_words
 from polaformer.recipes.registry import RECIPES, find
+from polaformer.training.settings import workers_for_cores
 
 if TYPE_CHECKING:
     from polaformer.recipes.jobs import ClassificationJob
@@ -51,7 +52,7 @@ class Train:
 
     def run(self) -> int:
         """Trains the recipe as it is."""
-        return _Training(find(self.recipe), self.out, self.dry_run, self.json).run()
+        return _Training(_found(self.recipe), self.out, self.dry_run, self.json).run()
 
     @staticmethod
     def run_words(words: Sequence[str]) -> int:
@@ -64,7 +65,7 @@ class Train:
             raise UsageError(
                 f"the recipe comes first, but {words[0]!r} does; as in: polaformer train digits/pola-vit-tiny {words[0]} …"
             )
-        recipe = find(words[0])
+        recipe = _found(words[0])
         if "-h" in words or "--help" in words:
             return _help_of(recipe)
         changed, others = with_words(recipe, words[1:], OTHERS)
@@ -119,6 +120,12 @@ class _Training:
             table.add_row(name.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value))
         print_all(fields, table, "Nothing was trained; the same command without --dry-run does.")
         return 0
+
+
+def _found(name: str) -> Classification:
+    """The recipe of that name, with no more processes that read data than this machine has cores for."""
+    recipe = find(name)
+    return replace(recipe, num_workers=workers_for_cores(recipe.num_workers))
 
 
 def _needs(recipe: Classification, job: "ClassificationJob") -> dict[str, Any]:

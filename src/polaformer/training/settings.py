@@ -1,5 +1,6 @@
 """What every training has in common, as a frozen dataclass that knows what is wrong with itself. Needs no PyTorch."""
 
+import os
 from dataclasses import dataclass
 from math import isfinite
 
@@ -7,6 +8,13 @@ MOST_WORKERS = 256
 MOST = 2**40  # of anything that is counted
 LARGEST_RATE = 1e30
 PRECISIONS = ("fp32", "bf16", "fp16", "fp64")
+
+
+def workers_for_cores(most: int) -> int:
+    """Processes to read data: the cores for each training process of this machine, at least 1 and at most `most`."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    trainings = os.environ.get("LOCAL_WORLD_SIZE", "")  # torchrun sets it
+    return min(most, max(1, cores // (int(trainings) if trainings.isdecimal() and int(trainings) else 1)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +58,8 @@ class Settings:
     seed: int = 0
     """Of everything that is random."""
     num_workers: int = 4
-    """Processes that read data, for each process that trains; the result does not depend on it."""
+    """Processes that read data, for each process that trains; the result does not depend on it. Unless given, `train` takes
+    no more than there are cores for each process that trains on this machine."""
     eval_every: int = 1
     """Epochs between evaluations; there is one at the end in any case."""
     save_every: int | None = None
