@@ -29,6 +29,7 @@ SMALL = {
 }
 PUBLISHED = [f"{name} as published" for name in attention.names() if "as_published" in attention.option_names(name)]
 NAMES = attention.names()
+COMPILED = ("pola", "softmax", "focused", "bigbird")  # one of each kind in the default suite
 CROSS = [name for name in NAMES if attention.facts(name).cross]
 # What these make of tokens does not depend on their order; of the others it does, or on random draws by place.
 WITHOUT_ORDER = {
@@ -310,7 +311,7 @@ def test_a_state_dict_holds_everything_that_was_drawn_or_learned(label):
     assert torch.equal(call(other, *inputs), call(core, *inputs))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in COMPILED else pytest.mark.long) for n in NAMES])
 def test_it_compiles(name):
     """As one graph. `aot_eager` traces forward and backward as the other backends do, without making kernels."""
     torch.compiler.reset()

@@ -68,6 +68,7 @@ def test_the_layer_compiles_as_one_graph_and_trains():
         torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.long
 def test_a_reduction_compiles_with_dynamic_grids():
     layer = randomise(PolaAttention(12, 2, reduction=2))
     compiled = torch.compile(lambda x, grid: layer(x, grid=grid), fullgraph=True, dynamic=True, backend="aot_eager")

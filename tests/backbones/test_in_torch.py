@@ -39,7 +39,7 @@ def test_torch_compile_takes_another_size(name):
             assert torch.allclose(compiled(x), model(x), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", COMPILED)
 def test_torch_export_with_a_dynamic_batch(name):
     model = small(name)
     program = torch.export.export(model, (images(2),), dynamic_shapes={"x": {0: torch.export.Dim("batch")}})
