@@ -64,8 +64,8 @@ def test_law_queries_and_keys_are_divided_by_the_scale(problem, exponent):
     def attend(function):
         return with_gradients(lambda *x: function(*x[:4], scale=x[4], eps=1e-3), inputs, cotangent)
 
-    for found, wanted in zip(attend(polarity_attention), attend(reference.polarity_attention), strict=True):
-        assert_close(found, wanted, tolerance=1e-9 * max(1.0, wanted.abs().max().item()))
+    for x, found, wanted in zip((1.0, *inputs), attend(polarity_attention), attend(reference.polarity_attention), strict=True):
+        assert_close(x * found, x * wanted)  # gradients of logarithms: those of tiny numbers are huge
 
 
 @given(problems())
