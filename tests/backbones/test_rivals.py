@@ -17,11 +17,7 @@ FAMILIES = {
     "pola_swin_tiny": "{0},{0},softmax,softmax",
 }
 # DeiT's head reads the class token, which the convolutions of the last block pass by; Swin's last stage has one token here.
-WITHOUT_EFFECT = (
-    "blocks.1.mlp.dwconv.",
-    "blocks.1.attn.conv.",
-    *(f"stages.3.blocks.{i}.attn.positions.table" for i in range(2)),
-)
+WITHOUT_EFFECT = ("blocks.1.mlp.dwconv.", "blocks.1.attn.conv.", "stages.3.blocks.0.attn.relative_positions.")
 # What depends on the place of a token in the sequence, or draws by it, sees a padded image as another sequence.
 BY_PLACE = {name for name in attention.names() if attention.facts(name).stochastic}
 BY_PLACE |= {"angular", "bigbird", "cosformer", "linformer", "local", "longformer", "nystrom", "synthesizer"}
