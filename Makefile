@@ -20,6 +20,7 @@ test-all: $(STAMP)  ## everything but test-faults: the default suite, whole para
 
 test-numerics: $(STAMP)  ## the long numerical sweeps (about a minute on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m numerics
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --hypothesis-profile full tests/ops/test_laws.py tests/ops/test_entropy.py
 
 test-faults: $(STAMP)  ## trainings killed at every step, every system call of a save and random instants (ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m faults

@@ -5,11 +5,12 @@ import pytest
 import torch
 from hypothesis import settings
 
-from polaformer.ops import processor
+from polaformer.ops import backends, processor
 
 GOLDEN = Path(__file__).resolve().parents[2] / "shared" / "golden"
 
-settings.register_profile("default", max_examples=500, deadline=None, derandomize=True)
+settings.register_profile("default", max_examples=60, deadline=None, derandomize=True)
+settings.register_profile("full", max_examples=500, deadline=None, derandomize=True)  # make test-numerics
 settings.load_profile("default")
 
 # PyTorch reads it when it first multiplies, in processes that tests start too.
@@ -28,3 +29,14 @@ def golden() -> Path:
 @pytest.fixture(autouse=True)
 def _same_random_numbers_in_every_test() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module", params=["torch", "cpu"])
+def each_backend(request):
+    """Runs what asks for it once for each backend that "auto" may stand for on a CPU; gives its name."""
+    reason = backends.MODULES[request.param].why_not()
+    if reason is not None:
+        pytest.skip(f"backend {request.param}: {reason}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backends, "_fastest", lambda device, dtype, width: request.param)
+        yield request.param

@@ -239,6 +239,15 @@ def test_prefix_tokens_skip_the_convolution():
     torch.testing.assert_close(out[:, 1:], without_prefix(x[:, 1:], grid=GRID))
 
 
+def test_prefix_tokens_alone_are_convolved_in_a_sequence_and_pass_by_elsewhere():
+    for conv, same in (("sequence", True), ("depthwise", False)):
+        layer, plain = pola(num_prefix_tokens=2, conv=conv), pola(conv=conv)
+        plain.load_state_dict(layer.state_dict())
+        x = tokens(2)
+        assert torch.equal(layer(x), plain(x)) == same
+        assert plain(x[:, :0]).shape == (len(x), 0, x.shape[2])
+
+
 def test_prefix_tokens_bypass_the_reduction_and_keep_their_table_rows():
     layer, x = pola(num_prefix_tokens=2, reduction=2, key_positions=(4, 6)), tokens(26)
     assert layer.key_positions.rows.shape == (2 + 6, 12)

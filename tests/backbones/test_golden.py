@@ -59,6 +59,7 @@ def stage_tokens(model, x):
     return model.forward_intermediates(x, output_fmt="NLC", intermediates_only=True)
 
 
+@pytest.mark.usefixtures("each_backend")
 @pytest.mark.parametrize("name", REDUCED)
 def test_a_reduced_model_equals_the_authors(golden, name):
     tensors = load_file(golden / f"{name}.safetensors")

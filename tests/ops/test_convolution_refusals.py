@@ -115,6 +115,7 @@ WRONG_HEADS = {
     "scales without heads": ({"scale": torch.ones(4)}, ValueError, r"scale has shape \(4,\).* give \(3, 4\)"),
     "a short mask": ({"mask": torch.ones(2, 6, dtype=torch.bool)}, ValueError, "mask has shape"),
     "a mask of numbers": ({"mask": torch.ones(2, 7)}, TypeError, "mask has dtype"),
+    "negative eps": ({"eps": -1e-6}, ValueError, "eps is -1e-06; give 0"),
     "values of another dtype": ({"v": torch.randn(2, 3, 7, 4).half()}, TypeError, "give them one dtype"),
 }
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from oracle import with_gradients
 from polaformer.ops import reference, variants
 from polaformer.ops.polarity import polarity_attention
 
@@ -51,6 +52,20 @@ def mass(q: Tensor, k: Tensor, power: Tensor) -> tuple[Tensor, Tensor]:
 @given(problems())
 def test_law_linear_form_equals_quadratic_form(problem):
     assert_close(polarity_attention(*problem), reference.polarity_attention(*problem))
+
+
+@given(problems(), st.integers(-8, 8))
+def test_law_queries_and_keys_are_divided_by_the_scale(problem, exponent):
+    """Values, and the gradients of everything, that of the scale too."""
+    q, k, v, power = problem
+    scale = 10.0**exponent * (0.5 + torch.linspace(0, 1, power.numel(), dtype=power.dtype).reshape(power.shape))
+    inputs, cotangent = [x.requires_grad_() for x in (q, k, v, power, scale)], torch.linspace(-1, 1, q.numel()).reshape(q.shape)
+
+    def attend(function):
+        return with_gradients(lambda *x: function(*x[:4], scale=x[4], eps=1e-3), inputs, cotangent)
+
+    for x, found, wanted in zip((1.0, *inputs), attend(polarity_attention), attend(reference.polarity_attention), strict=True):
+        assert_close(x * found, x * wanted)  # gradients of logarithms: those of tiny numbers are huge
 
 
 @given(problems())

@@ -64,11 +64,15 @@ def check_finite_everywhere(dtype, cells, queries, keys, width, seed=0):
     scales_q, scales_k, powers = zip(*cells, strict=True)
     inputs, cotangent = heads_of_noise(scales_q, scales_k, powers, queries, keys, width, dtype, seed)
     found, wanted = with_gradients(polarity_attention, inputs, cotangent), truth(inputs, cotangent)
+    assert_finite_where_the_truth_is(found, wanted)
+    return found, wanted
+
+
+def assert_finite_where_the_truth_is(found, wanted):
     for name, a, b in zip(NAMES, found, wanted, strict=True):
         assert not a.isnan().any(), name
         representable = b.abs() <= 0.99 * torch.finfo(a.dtype).max
         assert a[representable].isfinite().all(), name
-    return found, wanted
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())
@@ -79,6 +83,28 @@ def test_law_finite_everywhere(dtype):
     found, wanted = check_finite_everywhere(dtype, cells, queries=5, keys=6, width=6)
     limit = {torch.float32: 1e-4, torch.bfloat16: 4e-3, torch.float16: 5e-4}[dtype]
     assert relative_error_by_head(found[0], wanted[0]).max() <= limit
+
+
+@pytest.mark.parametrize("keys", [1, 3])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())
+def test_law_finite_everywhere_down_to_the_smallest_number(dtype, keys):
+    """Subnormals in every row: what is left of terms that cancel, divided by them, stays finite where the truth is."""
+    smallest, heads = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps, 4000
+    inputs, cotangent = heads_of_noise([1.0] * heads, [1.0] * heads, [1.0] * heads, 2, keys, 3, dtype)
+    sizes = torch.tensor([smallest, 4 * smallest, 100 * smallest, 1.0, torch.finfo(dtype).max ** 0.75], dtype=torch.float64)
+    with torch.no_grad():
+        inputs[3].copy_(1 + 7 * torch.rand(inputs[3].shape))
+        for x in inputs[:2]:
+            x.copy_(x.sign() * sizes[torch.randint(len(sizes), x.shape)])
+            assert (x != 0).all()
+    assert_finite_where_the_truth_is(with_gradients(polarity_attention, inputs, cotangent), truth(inputs, cotangent))
+
+
+def test_a_channel_without_keys_never_decides_over_one_with_the_smallest():
+    """|q·k|^p of the smallest numbers, p = 8, beside a huge query whose channel has no key and p = 1."""
+    q, k = torch.tensor([3e38, 1e-45]).reshape(1, 1, 1, 2), torch.tensor([0.0, 1e-45]).reshape(1, 1, 1, 2)
+    out = polarity_attention(q, k, torch.tensor([2.0, 3.0]).reshape(1, 1, 1, 2), torch.tensor([[1.0, 8.0]]))
+    assert out.flatten().tolist() == [2.0, 0.0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())

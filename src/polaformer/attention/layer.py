@@ -53,7 +53,7 @@ class AttentionLayer(nn.Module):
     key_positions: the native (height, width) of the tokens, or their number for sequences: a learnable table is added to the
         keys, resized bicubically to any other size. None: no table.
     reduction: r > 1 takes keys and values from r×r squares of tokens, as PVT does; prefix tokens pass by.
-    num_prefix_tokens: tokens before the grid (a class token); they skip convolution and reduction.
+    num_prefix_tokens: tokens before the grid (a class token); they skip reduction and every convolution but "sequence".
     """
 
     def __init__(
@@ -126,7 +126,8 @@ class AttentionLayer(nn.Module):
         out = self.core(self._split(q), self._split(k), self._split(v), mask=mask, bias=bias, grid=size, **_cross(context))
         out = out.transpose(1, 2).flatten(2)  # (B, N, C)
         gate = None if self.gate is None else self.gate(x, size, sizes)
-        if self.conv is not None and source.shape[1] == x.shape[1] > self.num_prefix_tokens:
+        num_passing = 0 if isinstance(self.conv, SequenceConvolution) else self.num_prefix_tokens
+        if self.conv is not None and source.shape[1] == x.shape[1] > num_passing:
             out = self._with_convolution(out, v, gate, mask, size, sizes)
         elif gate is not None:
             out = out * gate

@@ -102,12 +102,13 @@ class PolaCore(nn.Module):
     def divisor(self) -> Tensor | None:
         """What q and k are divided by, (H, D), never narrower than float32; None without a scale.
 
-        A scale near zero is held where its reciprocal is far from overflow.
+        It is held between 1e-19 and 1e19 (float32), where neither it nor its reciprocal is near the ends of the range.
         """
         if self.scale is None:
             return None
         scale = self.scale.to(computing_dtype(self.scale))
-        return F.softplus(scale).clamp(min=torch.finfo(scale.dtype).tiny ** 0.5)
+        least = torch.finfo(scale.dtype).tiny ** 0.5
+        return F.softplus(scale).clamp(least, 1 / least)
 
     def extra_repr(self) -> str:
         """The settings that are not visible in the parameters."""

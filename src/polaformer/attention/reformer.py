@@ -14,6 +14,8 @@ Parameters: none; k is not read, so that the layer's projection of keys gets no 
 Paper: Reformer: The Efficient Transformer. Source: transformers' LSH attention, as Skyformer used it.
 Masked tokens, and those that fill up the last chunk, get a bucket of their own after the others, and nobody attends to them.
 The first chunk looks back at them, so that masked tokens at the end change nothing only if they do not add a chunk.
+Departs: the paper divides the weight of a key by the number of rounds that meet it (N_ij, its multi-round attention), so that
+each counts once; here, as in the libraries, it counts once per round.
 Departs: the Long Range Arena's code has one hash, scores multiplied by √D, no mask, tokens that see themselves, rotations that
 never change, and heads mixed up with positions.
 Departs: transformers' code keeps the number of buckets of the first length it meets, wants N to be a multiple of S, and lets a
