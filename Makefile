@@ -16,11 +16,11 @@ test: $(STAMP)  ## style, types and the whole default test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-all: $(STAMP)  ## everything but test-faults: the default suite, whole parametrised families and the numerical sweeps
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not faults'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --hypothesis-profile full -m 'not faults'
 
 test-numerics: $(STAMP)  ## the long numerical sweeps (about a minute on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m numerics
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --hypothesis-profile full tests/ops/test_laws.py tests/ops/test_entropy.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --hypothesis-profile full -k test_law
 
 test-faults: $(STAMP)  ## trainings killed at every step, every system call of a save and random instants (ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m faults

@@ -83,8 +83,9 @@ def test_a_reduced_model_equals_the_authors(golden, name):
     close(model.double()(x.detach().double()), tensors["logits_f64"], LOGITS_FP64)
 
 
+@pytest.mark.parametrize("each_backend", [pytest.param("torch", marks=pytest.mark.long), "cpu"], indirect=True)
 @pytest.mark.parametrize("name", FULL_SIZE)
-def test_a_full_size_model_equals_the_authors(golden, name):
+def test_a_full_size_model_equals_the_authors(golden, each_backend, name):
     tensors = load_file(golden / f"{name}.safetensors")
     model_name, options = FULL_SIZE[name]
     model = polaformer.create_model(model_name, num_classes=10, **options).eval()
@@ -98,6 +99,7 @@ def test_a_full_size_model_equals_the_authors(golden, name):
         close(model.double()(x.double()), tensors["logits_f64"], LOGITS_FP64)
 
 
+@pytest.mark.usefixtures("each_backend")
 def test_resizing_from_224_to_384_equals_the_authors(golden):
     tensors = load_file(golden / "resize_swin_224_to_384.safetensors")
     model = polaformer.create_model(
