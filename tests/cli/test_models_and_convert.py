@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import hostile
 import polaformer
 from commands import run
 from models import images, small
@@ -162,3 +163,14 @@ def test_a_file_of_another_model_is_named(capsys: pytest.CaptureFixture[str], tm
     assert err.rstrip().endswith("The file is a softmax_deit_tiny of 2 classes.")
     assert " lines more" in err
     assert len(err.splitlines()) < 50
+
+
+@pytest.mark.parametrize("kind", hostile.BOMBS)
+def test_a_bomb_is_one_error_of_convert_and_nothing_is_written(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostile.BOMBS[kind](tmp_path / "bomb.pth", tmp_path / "mark")
+    code, out, err = run(["convert", tmp_path / "bomb.pth", tmp_path / "out.safetensors", "--model", "pola_pvt_tiny"], capsys)
+    assert (code, out) == (65, "")
+    assert f"polaformer convert: {tmp_path / 'bomb.pth'} " in err
+    assert [path.name for path in tmp_path.iterdir()] == ["bomb.pth"]
