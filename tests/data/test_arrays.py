@@ -161,6 +161,16 @@ def test_an_array_file_larger_than_memory_should_hold_is_not_read(tmp_path: Path
         open_data(str(path))
 
 
+def test_stored_arrays_may_be_as_large_as_the_file_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polaformer.data.arrays.MOST_BYTES", 1000)
+    arrays = {"x_train": np.zeros((20, 8, 8), np.uint8), "y_train": np.arange(20) % 2}
+    np.savez(tmp_path / "stored.npz", **arrays)  # type: ignore[arg-type]
+    assert len(open_data(str(tmp_path / "stored.npz")).train) + len(open_data(str(tmp_path / "stored.npz")).val) == 20
+    np.savez_compressed(tmp_path / "packed.npz", x_train=np.zeros((20, 99, 99), np.uint8), y_train=arrays["y_train"])
+    with refused("packed.npz is no whole", "that are allowed"):
+        open_data(str(tmp_path / "packed.npz"))
+
+
 def npy(shape: tuple[int, ...], data: bytes = b"") -> bytes:
     text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}}}".encode().ljust(117) + b"\n"
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data
