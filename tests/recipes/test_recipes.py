@@ -163,7 +163,7 @@ def test_all_problems_are_told_at_once() -> None:
     ("changes", "told"),
     [
         ({"epochs": 0}, "epochs is 0"),
-        ({"warmup_epochs": 31}, "warmup_epochs is 31, but there are only 30 epochs"),
+        ({"warmup_epochs": 61}, "warmup_epochs is 61, but there are only 60 epochs"),
         ({"batch_size": 7, "accumulation": 2}, "batch_size is 7, which accumulation, 2, does not divide"),
         ({"lr": 0.0}, "lr is 0.0; give a number above 0"),
         ({"lr": float("nan")}, "lr is nan"),
