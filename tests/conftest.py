@@ -10,7 +10,7 @@ from polaformer.ops import backends, processor
 GOLDEN = Path(__file__).resolve().parents[2] / "shared" / "golden"
 
 settings.register_profile("default", max_examples=60, deadline=None, derandomize=True)
-settings.register_profile("full", max_examples=500, deadline=None, derandomize=True)  # make test-numerics
+settings.register_profile("full", max_examples=500, deadline=None, derandomize=True)  # make test-numerics, make test-all
 settings.load_profile("default")
 
 # PyTorch reads it when it first multiplies, in processes that tests start too.

@@ -35,7 +35,7 @@ def layers(model: nn.Module) -> dict[str, AttentionLayer]:
 
 @pytest.mark.parametrize("name", GLOBAL + SWIN)
 def test_every_layer_has_maps_whose_rows_sum_to_one(name: str) -> None:
-    model = small(name, attention_options={"eps": 0.0})
+    model = small(name, attention_options={"eps": 0.0} if name.startswith("pola") else None)
     found = attention_maps(model, images())
     assert [block.name for block in found] == list(layers(model))
     for block in found:

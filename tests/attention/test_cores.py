@@ -197,6 +197,11 @@ def test_settings_that_do_not_fit_are_refused_at_construction(options, message):
         attention.create("pola", **({"num_heads": 2, "head_dim": 4} | options))
 
 
+def test_a_switch_must_be_true_or_false():
+    with pytest.raises(TypeError, match="learn_scale is 'false'; give True or False"):
+        attention.create("pola", num_heads=2, head_dim=4, learn_scale="false")
+
+
 def test_the_reference_backend_can_be_chosen():
     q, k, v = qkv()
     torch.testing.assert_close(PolaCore(3, 6, backend="reference").double()(q, k, v), PolaCore(3, 6).double()(q, k, v))

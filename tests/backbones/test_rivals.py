@@ -7,7 +7,7 @@ from torch import nn
 import polaformer
 from models import images, small
 from polaformer import attention
-from polaformer.attention import WindowAttention
+from polaformer.attention import AttentionLayer, WindowAttention
 from polaformer.attention.gate import MatrixGate
 from polaformer.backbones.layout import Layout
 
@@ -96,6 +96,9 @@ def test_options_reach_the_mechanisms_that_know_them():
         ("softmax_pvt_tiny", "softmax", {"backend": "torch"}, "backend='torch'"),
         ("softmax_swin_tiny", "softmax", {"conv": "depthwise", "gate": "linear"}, "conv='depthwise'"),
         ("softmax_swin_tiny", "softmax", {"gate": "matrix"}, "gate='matrix'"),
+        ("pola_deit_tiny", "hydra", {"kernel_size": 3}, "kernel_size=3"),
+        ("softmax_pvt_tiny", "softmax", {"gate_init": "zeros"}, "gate_init='zeros'"),
+        ("pola_deit_tiny", "pola", {"gate": None, "gate_init": "zeros"}, "gate_init='zeros'"),
     ],
 )
 def test_an_option_that_no_stage_can_honour_is_refused(name, mechanism, options, refused):
@@ -117,6 +120,13 @@ def test_gate_and_convolution_reach_the_layer_of_every_mechanism(name):
     assert layer.conv.weight.grad.abs().sum() > 0
 
 
+@pytest.mark.parametrize("name", ["pola_deit_tiny", "pola_swin_tiny", "softmax_pvt_tiny", "softmax_swin_tiny"])
+def test_the_ablation_of_gate_and_convolution_suits_every_model(name):
+    options = {"gate": None, "conv": None, "key_positions": None}
+    layers = [layer for layer in small(name, attention_options=options).modules() if isinstance(layer, AttentionLayer)]
+    assert {(layer.gate, layer.conv, layer.key_positions) for layer in layers} == {(None, None, None)}
+
+
 def test_windows_take_what_they_can_and_the_rest_passes_them_by():
     options = {"gate": "matrix", "conv": "deformable", "scale": 5.0, "dropout": 0.25}
     model = small("pola_swin_tiny", attention_options=options)
@@ -126,14 +136,18 @@ def test_windows_take_what_they_can_and_the_rest_passes_them_by():
 
 
 def test_a_gate_in_windows_is_the_gate_of_each_token_wherever_its_window_lies():
-    """Zero gates close every token; a constant gate scales what stands before the projection, padding and shift included."""
-    layer = WindowAttention(8, 2, 2, shift=1, gate="linear")
+    """Without a projection after it, a layer with the gate gives W x + b times what one without it gives, token by token."""
+    layer = WindowAttention(8, 2, 2, shift=1, gate="linear", gate_init="normal")
+    nn.init.eye_(layer.proj.weight)
     x, grid = torch.randn(2, 15, 8), (3, 5)
-    nn.init.zeros_(layer.gate.weight)
-    nn.init.constant_(layer.gate.bias, 3.0)
-    gated = layer(x, grid) - layer.proj.bias
+    gated, factors = layer(x, grid), torch.nn.functional.linear(x, layer.gate.weight, layer.gate.bias)
     layer.gate = None
-    torch.testing.assert_close(gated, 3.0 * (layer(x, grid) - layer.proj.bias))
+    torch.testing.assert_close(gated, factors * layer(x, grid))
+
+
+def test_the_gates_of_windows_start_as_told():
+    gate = WindowAttention(8, 2, 2, gate="linear", gate_init="zeros").gate
+    assert not gate.weight.any()
 
 
 def test_what_has_parameters_for_each_token_is_made_for_the_native_size():

@@ -77,6 +77,7 @@ def test_train_as_json_prints_nothing_but_its_result(capsys: pytest.CaptureFixtu
 def test_no_more_processes_read_data_than_there_are_cores_unless_told(
     cores: int, processes: str | None, wanted: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from polaformer.cli.evaluate import Evaluate
     from polaformer.recipes.registry import find
     from polaformer.training.settings import workers_for_cores
 
@@ -85,6 +86,7 @@ def test_no_more_processes_read_data_than_there_are_cores_unless_told(
         monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
     assert workers_for_cores(4) == wanted
     assert workers_for_cores(0) == 0
+    assert Evaluate(Path("weights.safetensors")).num_workers == min(2, wanted)
     name = "imagenet/pola-swin-tiny"
     assert find(name).num_workers == 4
     with pytest.raises(SystemExit):

@@ -135,7 +135,7 @@ def test_words_change_every_kind_of_field() -> None:
 
 
 def test_attention_options_reach_the_model_as_values() -> None:
-    words = ["--attention-options", "gate=None", "conv=depthwise,alpha=2.5", "kernel_size=3", "learn_scale=False"]
+    words = ["--attention-options", "gate=None", "conv=depthwise,alpha=2.5", "kernel_size=3", "learn_scale=false"]
     recipe, _ = with_words(DIGITS, words)
     wanted = {"gate": None, "conv": "depthwise", "alpha": 2.5, "kernel_size": 3, "learn_scale": False}
     assert recipe.model_options()["attention_options"] == wanted

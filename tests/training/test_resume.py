@@ -45,7 +45,7 @@ PRUNING_SAVE = range(sum(CALLS[:4]) + 1, sum(CALLS[:5]) + 1)
 
 
 def sampled(values: range, every: int) -> list[Any]:
-    """All of them in `make test-faults`, every so many in the default suite."""
+    """Every so many in the default suite, the others in `make test-faults`."""
     return [pytest.param(value, marks=() if place % every == every // 2 else faults_only) for place, value in enumerate(values)]
 
 

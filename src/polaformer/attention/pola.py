@@ -51,6 +51,8 @@ class PolaCore(nn.Module):
     ) -> None:
         super().__init__()
         _check(num_heads, head_dim, alpha, polarity, eps, backend)
+        if not isinstance(learn_scale, bool):
+            raise TypeError(f"PolaCore: learn_scale is {learn_scale!r}; give True or False")
         self.num_heads, self.head_dim = num_heads, head_dim
         self.alpha, self.polarity, self.eps, self.backend = alpha, polarity, eps, backend
         self.power = nn.Parameter(torch.zeros(num_heads, head_dim))

@@ -14,6 +14,7 @@ from polaformer.attention.tables import Grid
 from polaformer.errors import nearest
 
 LETTERS = {"L": "pola", "S": "softmax"}  # the authors' letters for a stage: linear, softmax
+CONVOLVED = ("pola", "focused", "angular")  # published with a convolution of the values
 WINDOW_ARGUMENTS = ("gate", "gate_init")  # of AttentionLayer, that windows can honour
 PUBLISHED_EPS = 1e-6  # added to the normalisers in the authors' models
 
@@ -79,13 +80,18 @@ def create_attention(
 def honoured(mechanism: str, options: Mapping[str, Any] | None, *, in_windows: bool = False) -> dict[str, Any]:
     """Those of the options that a stage with this mechanism can honour.
 
-    in_windows: softmax in Swin's windows. A convolution would mix tokens that meet in a shifted window by the cycle alone, and
-    tables as large as the grid (key positions, a matrix gate) have no place there.
+    What would have no effect is left out: gate_init without a gate, kernel_size without a convolution.
+    in_windows: softmax in Swin's windows. A convolution would mix tokens that meet in a shifted window only through the cyclic
+    shift, and tables as large as the grid (key positions, a matrix gate) have no place there.
     """
     known = _known(mechanism, in_windows=in_windows)
     found = {name: value for name, value in (options or {}).items() if name in known}
     if in_windows and found.get("gate") == "matrix":
         del found["gate"]
+    if found.get("gate", "linear" if mechanism == "pola" else None) is None:
+        found.pop("gate_init", None)
+    if found.get("conv", mechanism if mechanism in CONVOLVED else None) is None:
+        found.pop("kernel_size", None)
     return found
 
 
@@ -110,12 +116,14 @@ def check_attention_options(mechanisms: Sequence[str], options: Any, *, windows:
         raise TypeError(f"attention_options is a {type(options).__name__}; give a mapping from names of arguments")
     stages = [(name, windows and name == "softmax") for name in dict.fromkeys(mechanisms)]
     taken = {key for name, in_windows in stages for key in honoured(name, options, in_windows=in_windows)}
+    taken |= {key for key in ("gate", "conv", "key_positions") if options.get(key, "") is None}  # every layer can do without
     refused = [f"{key}={value!r}" for key, value in options.items() if key not in taken]
     if refused:
         known = dict.fromkeys(key for name, in_windows in stages for key in _known(name, in_windows=in_windows))
         raise TypeError(
             f"attention_options holds {', '.join(refused)}, which no stage can honour; "
             f"{', '.join(name for name, _ in stages)} here takes {', '.join(known)}"
+            f"{' (in windows: gate linear or None)' if windows else ''}"
         )
 
 

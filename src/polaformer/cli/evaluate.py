@@ -1,7 +1,7 @@
 """`polaformer eval`: what a model gets right of a data set, counted exactly whatever the number of processes."""
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,6 +11,7 @@ from polaformer.cli.errors import UsageError
 from polaformer.cli.output import load, new_table, print_all, print_json, progress_bar
 from polaformer.errors import shown
 from polaformer.extras import require
+from polaformer.training.settings import workers_for_cores
 
 if TYPE_CHECKING:
     from polaformer.data.sources import Source
@@ -48,8 +49,8 @@ class Evaluate:
     """Share of the resized image that is cut out of its middle; as trained unless given."""
     batch_size: int = 64
     """Images at once, in each process."""
-    num_workers: int = 2
-    """Processes that read images, for each process."""
+    num_workers: int = field(default_factory=lambda: workers_for_cores(2))
+    """Data workers per process; by default no more than the cores per process."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Of the computation; fp16 on GPUs."""
     on_bad_image: Literal["error", "skip"] = "error"

@@ -37,7 +37,7 @@ class Classification(Settings):
     attention: str | None = None
     """Mechanism of all stages, or one a stage with commas between them; None: the model's own."""
     attention_options: tuple[str, ...] | None = None
-    """Arguments of the attention's layer as NAME=VALUE, such as gate=linear conv=depthwise; None: as published."""
+    """Arguments of the attention layer and its mechanism, NAME=VALUE each, such as gate=linear; None: as published."""
     img_size: int = 224
     """Height and width of training and evaluation, in pixels."""
     patch_size: int | None = None
@@ -167,8 +167,8 @@ class Classification(Settings):
 
 def _plain_value(word: str) -> bool | int | float | str | None:
     """None, True, False or a number where the word is one, otherwise the word."""
-    if word in ("None", "True", "False"):
-        return {"None": None, "True": True, "False": False}[word]
+    if word.lower() in ("none", "true", "false"):
+        return {"none": None, "true": True, "false": False}[word.lower()]
     for kind in (int, float):
         try:
             return kind(word)

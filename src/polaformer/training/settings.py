@@ -58,8 +58,7 @@ class Settings:
     seed: int = 0
     """Of everything that is random."""
     num_workers: int = 4
-    """Processes that read data, for each process that trains; the result does not depend on it. Unless given, `train` takes
-    no more than there are cores for each process that trains on this machine."""
+    """Data workers per training process; results do not depend on it. Default of `train`: at most the cores per process."""
     eval_every: int = 1
     """Epochs between evaluations; there is one at the end in any case."""
     save_every: int | None = None
