@@ -27,7 +27,7 @@ test-faults: $(STAMP)  ## trainings killed at every step, every system call of a
 
 test-oracles: $(STAMP)  ## make the rivals' stored tensors again from other people's libraries, which are installed for it, and compare
 	$(BIN)/python -m pip install --constraint constraints.txt --group oracles
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/attention/test_libraries.py
+	ORACLES=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/attention/test_libraries.py
 
 lint: $(STAMP)  ## ruff and mypy alone
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -1,6 +1,8 @@
 """The rivals against tensors that other people's libraries made; and these against the libraries, where they are installed."""
 
+import os
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,7 +26,10 @@ OPTIONS = {
 TOLERANCES = {"local": 1e-5, "nystrom-library": 1e-5, "longformer": 1e-6}
 
 
-INSTALLED = [name for name, (library, _) in libraries.CASES.items() if find_spec(library.replace("-", "_"))]
+def to_make_again():
+    """Cases whose library is installed; all where `make test-oracles` sets ORACLES, so that a missing library is an error."""
+    known = libraries.CASES.items()
+    return [name for name, (library, _) in known if "ORACLES" in os.environ or find_spec(library.replace("-", "_"))]
 
 
 def tolerance(name):
@@ -73,7 +78,7 @@ def test_every_stored_file_belongs_to_a_case_and_says_what_made_it():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", INSTALLED)
+@pytest.mark.parametrize("name", to_make_again())
 def test_a_library_still_computes_what_is_stored(name):
     """To rounding, which another processor changes; `make test-oracles` installs the libraries."""
     stored, made = load_file(libraries.FOLDER / f"{name}.safetensors"), libraries.made(name)
@@ -81,3 +86,13 @@ def test_a_library_still_computes_what_is_stored(name):
     close = 1e-5 if name.startswith("local") else 1e-6 if name == "longformer" else 1e-10
     for key, tensor in made.items():
         torch.testing.assert_close(tensor, stored[key], rtol=close, atol=close, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def test_the_make_target_makes_every_case_again_even_if_a_library_is_missing(monkeypatch):
+    monkeypatch.setattr(f"{__name__}.find_spec", lambda _: None)
+    monkeypatch.delenv("ORACLES", raising=False)
+    assert to_make_again() == []
+    target = (Path(__file__).parents[2] / "Makefile").read_text().partition("\ntest-oracles:")[2].partition("\n\n")[0]
+    assert "ORACLES=all " in target
+    monkeypatch.setenv("ORACLES", "all")
+    assert to_make_again() == list(libraries.CASES)

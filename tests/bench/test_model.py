@@ -10,7 +10,7 @@ from polaformer.bench import model as bench_model
 from polaformer.bench.model import OURS, PUBLISHED, TIMM, TWIN, benchmark, build
 from polaformer.bench.published_layer import PublishedLayer
 
-QUICK = {"size": 64, "batch": 2, "rounds": 2, "num_classes": 5}
+QUICK = {"size": 64, "batch": 2, "rounds": 1, "num_classes": 5}  # one round: several may disagree, and are then refused
 
 
 def small(name: str, **options: object) -> bench_model.ModelResult:
@@ -28,10 +28,10 @@ def test_ours_agrees_with_the_published_form_and_all_are_timed_in_turns(name: st
     result = small(name, on_call=told.append)
     assert list(result.rows) == [OURS, PUBLISHED, TWIN]
     assert told[:3] == list(result.rows)
-    assert sorted(told) == sorted(3 * list(result.rows))
+    assert sorted(told) == sorted(2 * list(result.rows))
     assert 1e-8 < (result.rows[OURS].logits_error or 0.0) < 1e-5
     assert all((row.images_per_second or 0) > 0 for row in result.rows.values())
-    assert result.speedup(OURS) == (1.0, 1.0, 1.0, 2)
+    assert result.speedup(OURS) == (1.0, 1.0, 1.0, 1)
     assert result.speedup(PUBLISHED) is not None
 
 

@@ -85,15 +85,15 @@ def test_if_all_are_wrong_nothing_is_timed() -> None:
 @pytest.mark.parametrize("backward", [False, True])
 def test_every_contender_gets_a_time_and_a_ratio_to_the_published_form(backward: bool) -> None:
     contenders = plain(backward=backward)
-    rows = benchmark(SHAPE, backward=backward, rounds=2, contenders=contenders).rows
+    rows = benchmark(SHAPE, backward=backward, rounds=1, contenders=contenders).rows
     assert list(rows) == list(contenders)
     assert {"polarity (torch)", YARDSTICK, "linear (ELU + 1)", "softmax (SDPA)"} <= set(rows)
     for row in rows.values():
         assert row.timing is not None
-        assert len(row.timing.samples) == 2
+        assert len(row.timing.samples) == 1
         assert row.speedup is not None
         assert row.speedup.median > 0
-    assert rows[YARDSTICK].speedup == (1.0, 1.0, 1.0, 2)
+    assert rows[YARDSTICK].speedup == (1.0, 1.0, 1.0, 1)
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -171,7 +171,7 @@ def test_what_needs_more_memory_than_is_free_is_not_run(monkeypatch: pytest.Monk
 
 def test_operations_are_counted_as_dense_products_and_shown_in_what_sgemm_does() -> None:
     shape = (1, 4, 4096, 32)
-    result = benchmark(shape, rounds=3, contenders={"polarity (torch)": CONTENDERS["polarity (torch)"]})
+    result = benchmark(shape, rounds=1, contenders={"polarity (torch)": CONTENDERS["polarity (torch)"]})
     row = result.rows["polarity (torch)"]
     assert row.flops == 8 * 4 * 4096 * 32**2
     assert row.timing is not None
@@ -184,10 +184,10 @@ def test_operations_are_counted_as_dense_products_and_shown_in_what_sgemm_does()
 
 def test_our_fastest_is_compared_with_every_other_and_the_unsafe_form_is_not_ours() -> None:
     contenders = plain()
-    result = benchmark((1, 2, 64, 8), rounds=3, contenders=contenders)
+    result = benchmark((1, 2, 64, 8), rounds=1, contenders=contenders)
     assert result.fastest in {name for name, one in contenders.items() if one.is_ours}
     assert set(result.fastest_over) == set(contenders)
-    assert result.fastest_over[result.fastest] == (1.0, 1.0, 1.0, 3)
+    assert result.fastest_over[result.fastest] == (1.0, 1.0, 1.0, 1)
     assert not CONTENDERS[UNSAFE].is_ours
     assert UNSAFE not in plain(backward=True)  # it has no derivative
     if SAFE in contenders:
@@ -218,7 +218,7 @@ def test_a_backend_that_does_not_work_is_left_out_with_the_reason(monkeypatch: p
 
 def test_the_published_form_is_compiled_before_it_is_timed_and_computes_the_same() -> None:
     contenders = {YARDSTICK: CONTENDERS[YARDSTICK], COMPILED: CONTENDERS[COMPILED]}
-    result = benchmark((1, 1, 16, 4), rounds=2, contenders=contenders)
+    result = benchmark((1, 1, 16, 4), rounds=1, contenders=contenders)
     assert result.notes == []
     row = result.rows[COMPILED]
     assert row.correct

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from commands import run
+from polaformer.bench.measure import LEAST_ROUNDS, Timing
 
 PNG = b"\x89PNG\r\n\x1a\n"
-TINY = ["bench", "attention", "--lengths", "16", "32", "--heads", "2", "--width", "8", "--rounds", "2"]
+# One round: several may disagree, which gives code 75.
+TINY = ["bench", "attention", "--lengths", "16", "32", "--heads", "2", "--width", "8", "--rounds", "1"]
 FEW = ["--only", "pola", "skyformer", "synthesizer"]
 
 
@@ -73,7 +75,10 @@ def test_ratios_come_first_then_times_memory_and_the_machine(capsys: pytest.Capt
     assert places == sorted(places)
     rows = {cells[1].strip(): [cell.strip() for cell in cells[2:-1]] for cells in table(out, "Speed relative to softmax")}
     assert set(rows) == {"pola", "skyformer", "softmax", "synthesizer"}
-    assert rows["softmax"] == ["", "1.00 (1–1)", "1.00 (1–1)", "quadratic", "exact", ""]  # two rounds give no rank
+    told = " ".join(out.split())
+    assert f"the 95 % interval of the median over rounds, all rounds where there are fewer than {LEAST_ROUNDS}" in told
+    assert f"that it may have at N = 32, at 95 % for each pair; none for fewer than {LEAST_ROUNDS} rounds" in told
+    assert rows["softmax"] == ["", "1.00 (1–1)", "1.00 (1–1)", "quadratic", "exact", ""]  # one round gives no rank
     assert rows["skyformer"][3:] == ["linear", "for kernelized", "random"]
     assert rows["pola"][3:] == ["linear", "exact", ""]
     memory = {cells[1].strip(): cells[2].split("/") for cells in table(out, "Memory, MiB")}
@@ -119,47 +124,53 @@ def test_a_noisy_table_shows_no_number_says_what_to_do_and_gives_code_75(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from polaformer.bench.measure import Timing
-
     def measure(calls, **settings):  # type: ignore[no-untyped-def]
         assert settings["baseline"] == baseline
-        return {name: Timing((0.01, 0.02, 0.04) * 5 if name == baseline else (0.01,) * 15, 0.0) for name in calls}
+        return {name: Timing((0.01, 0.02, 0.04, 0.01, 0.01) if name == baseline else (0.01,) * 5, 0.0) for name in calls}
 
     monkeypatch.setattr(f"polaformer.bench.{module}.measure", measure)
     code, out, err = run(command, capsys)
     assert code == 75
-    assert "too noisy, ×4.00" in out
+    assert "too noisy: " in out
     assert "10.00" not in out
     told = " ".join(err.split())
-    assert "polaformer bench: too noisy at " in told
+    assert f" is too noisy: {baseline} ×4.00" in told
     assert "end other programs, or give more --rounds and --seconds" in told
 
 
-def test_the_order_and_the_ranks_follow_the_ratios(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from polaformer.bench import attention
-    from polaformer.bench.measure import Timing
-
-    seconds = {"softmax": (0.1,), "pola": (0.001,), "linear": (0.002, 0.0021), "hydra": (0.0021, 0.002)}
-    monkeypatch.setattr(
-        attention, "measure", lambda calls, **_: {name: Timing((seconds[name] * 15)[:15], 0.0) for name in calls}
-    )
-    code, out, _ = run([*TINY, "--only", "pola", "linear", "hydra"], capsys)
-    assert code == 0
-    found = [[cell.strip() for cell in cells[1:4]] for cells in table(out, "Speed relative to softmax")]
-    assert found[0] == ["pola", "1", "100.00 (100–100)"]
-    assert sorted(found[1:3]) == [["hydra", "2–3", "47.62 (47.6–50)"], ["linear", "2–3", "50.00 (47.6–50)"]]
-    assert found[3] == ["softmax", "4", "1.00 (1–1)"]
-    assert ["pola", "1 (15)"] in [[cell.strip() for cell in cells[1:3]] for cells in table(out, "Milliseconds")]
-
-
-def test_an_incorrect_mechanism_shows_no_number_and_gives_code_1(
+def test_the_order_and_the_ranks_follow_the_ratios_at_the_longest_length(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from polaformer.bench import attention
 
+    last = {"softmax": (0.1,), "pola": (0.001,), "linear": (0.002, 0.0021), "hydra": (0.0021, 0.002)}
+    lengths = iter([last | {"pola": (0.5,)}, last])  # at the first length pola is the slowest
+
+    def measure(calls, **_):  # type: ignore[no-untyped-def]
+        return {name: Timing((samples * 15)[:15], 0.0) for name, samples in next(lengths).items() if name in calls}
+
+    monkeypatch.setattr(attention, "measure", measure)
+    code, out, _ = run([*TINY, "--only", "pola", "linear", "hydra"], capsys)
+    assert code == 0
+    found = [[cells[place].strip() for place in (1, 2, 4)] for cells in table(out, "Speed relative to softmax")]
+    assert found[0] == ["pola", "1", "100.00 (100–100)"]
+    assert sorted(found[1:3]) == [["hydra", "2–3", "47.62 (47.6–50)"], ["linear", "2–3", "50.00 (47.6–50)"]]
+    assert found[3] == ["softmax", "4", "1.00 (1–1)"]
+    assert ["pola", "500 (15)", "1 (15)"] in [[cell.strip() for cell in cells[1:4]] for cells in table(out, "Milliseconds")]
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_an_incorrect_mechanism_shows_no_number_and_gives_code_1_even_where_it_is_noisy(
+    noisy: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from polaformer.bench import attention
+
+    samples = (0.01, 0.02) if noisy else (0.01, 0.01)
+    monkeypatch.setattr(attention, "measure", lambda calls, **_: dict.fromkeys(calls, Timing(samples, 0.0)))
     monkeypatch.setattr(attention, "correctness", lambda name, *_: 1e-3 if name == "pola" else 0.0)
-    code, out, _ = run([*TINY, "--only", "pola"], capsys)
+    code, out, err = run([*TINY, "--only", "pola"], capsys)
     assert code == 1
+    assert ("too noisy: softmax ×2.00" in " ".join(err.split())) == noisy
     rows = [line for line in out.splitlines() if line.startswith("│ pola")]
     assert len(rows) == 3
     assert all(line.count("incorrect") == 2 for line in rows)

@@ -4,7 +4,7 @@ import pytest
 
 from polaformer.bench.measure import Ratio, Timing
 from polaformer.bench.op import Result, Row
-from polaformer.cli.bench_tables import show
+from polaformer.cli.bench_tables import ratio_text, show
 
 PUBLISHED, COMPILED, OURS = "polarity (published)", "published, torch.compile", "polarity (cpu)"
 MACHINE = {"cpu": "a processor", "cores": 2, "torch_threads": 1, "os": "a system", "python": "3", "torch": "2"}
@@ -34,3 +34,8 @@ def test_what_was_compiled_at_one_shape_and_not_at_another_is_shown_at_the_one(
     names = [COMPILED, COMPILED, f"bytes: {COMPILED}"]
     cells = [[value, "not compiled"] if compiled_at == 0 else ["not compiled", value] for value in values]
     assert rows == [[name, *pair] for name, pair in zip(names, cells, strict=False)]
+
+
+def test_a_ratio_with_too_wide_an_interval_shows_no_median() -> None:
+    assert ratio_text(Ratio.of([1.0, 1.2, 1.4])) == "1.20 (1–1.4)"
+    assert ratio_text(Ratio.of([1.0, 1.2, 1.6])) == "noisy: 1–1.6"

@@ -57,8 +57,8 @@ class Ratio(NamedTuple):
 
     @property
     def is_noisy(self) -> bool:
-        """Whether there are rounds enough and they disagree all the same."""
-        return self.rounds >= LEAST_ROUNDS and self.high > WIDEST * self.low
+        """Whether rounds disagree too much; one alone cannot."""
+        return self.high > WIDEST * self.low
 
 
 def measure(
@@ -122,7 +122,8 @@ def speedup_record(ratio: Ratio | None) -> dict[str, Any]:
 def ranks(timings: Mapping[str, Timing]) -> dict[str, tuple[int, int]]:
     """The first and the last place that each may have; 1 is the fastest. None for fewer than LEAST_ROUNDS rounds.
 
-    One is ahead of another if the whole interval of the ratio of their times is above 1.
+    One is ahead of another if the whole interval of the ratio of their times is above 1: at 95 % for each pair, not for all
+    pairs together.
     """
     entered = {name: one for name, one in timings.items() if len(one.samples) >= LEAST_ROUNDS}
     ahead = {
@@ -141,20 +142,23 @@ def ranks(timings: Mapping[str, Timing]) -> dict[str, tuple[int, int]]:
 
 
 def noise(timings: Mapping[str, Timing], baseline: str) -> dict[str, str]:
-    """Why none of the timings may be shown, by name; nothing if they may.
+    """Why none of the timings may be shown, by name, the same for all; nothing if they may.
 
     They may not where the ratios to the baseline are noisy in more than MOST_NOISY of the rows, or the times of the baseline
-    itself are: their order, and times against ratios, would say nothing.
+    itself are: their order, and times against ratios, would say nothing. Without a time of the baseline, the times of each
+    row count instead of its ratios.
     """
-    base = timings.get(baseline, Timing((), 0.0))
-    spreads = {name: ratio for name, one in timings.items() if (ratio := slowdown(one, base)) is not None}
-    if not spreads:
+    timed = {name: one for name, one in timings.items() if one.samples}
+    spreads = {name: Ratio.of(one.samples) for name, one in timed.items()}
+    if baseline in timed:
+        base = timed.pop(baseline)
+        spreads |= {name: ratio for name, one in timed.items() if (ratio := slowdown(one, base)) is not None}
+    widths = {name: one.high / one.low for name, one in spreads.items() if one.is_noisy}
+    if baseline in widths:
+        return dict.fromkeys(spreads, f"{TOO_NOISY}: {baseline} ×{widths[baseline]:.2f}")
+    if len(widths) <= MOST_NOISY * len(spreads):
         return {}
-    spreads[baseline] = Ratio.of(base.samples)
-    noisy = [name for name, one in spreads.items() if one.is_noisy]
-    if baseline not in noisy and len(noisy) <= MOST_NOISY * len(spreads):
-        return {}
-    return {name: f"{TOO_NOISY}, ×{one.high / one.low:.2f}" for name, one in spreads.items()}
+    return dict.fromkeys(spreads, f"{TOO_NOISY}: {len(widths)} of {len(spreads)} timings, up to ×{max(widths.values()):.2f}")
 
 
 def _time(name: str, call: Callable[[], object], tell: Callable[[str], None], clock: Callable[[], float]) -> float:

@@ -167,8 +167,8 @@ def _ratios(rows: "dict[str, Row]", setting: str, mode: str) -> Table:
     lengths = list(next(iter(rows.values())).points)
     caption = (
         f"how many times faster than softmax at the same length; more than 1: faster; {IN_BRACKETS}. rank: first to last place "
-        f"that it may have at N = {lengths[-1]}; none for fewer than 6 rounds. result: exact where it is the mechanism's own "
-        "formula, else what it stands for. draws: random if each call draws numbers anew"
+        f"that it may have at N = {lengths[-1]}, at 95 % for each pair; none for fewer than 6 rounds. result: exact where it "
+        "is the mechanism's own formula, else what it stands for. draws: random if each call draws numbers anew"
     )
     columns = ("rank", *(f"N = {n}" for n in lengths), "cost", "result", "draws")
     table = new_table(f"Speed relative to softmax, {setting}", "", *columns, caption=caption)

@@ -19,18 +19,22 @@ if TYPE_CHECKING:
 
 PASSES = {"forward": "forward pass", "both": "forward and backward pass"}
 MEBI = 2**20
-IN_BRACKETS = "in brackets the 95 % interval of the median over rounds"
+IN_BRACKETS = "in brackets the 95 % interval of the median over rounds, all rounds where there are fewer than 6"
 
 
 def exit_code(reasons: "Mapping[str, Iterable[str | None]]", *, correct: bool) -> int:
     """0, or 1 if something is incorrect, or 75 if a table was too noisy, which is then said; reasons: of what was skipped."""
     from polaformer.bench.measure import TOO_NOISY, WIDEST
 
-    noisy = [where for where, told in reasons.items() if any(one and one.startswith(TOO_NOISY) for one in told)]
+    noisy = [
+        f"{where} is {reason}"
+        for where, told in reasons.items()
+        for reason in sorted({one for one in told if one and one.startswith(TOO_NOISY)})  # one at most
+    ]
     if noisy:
         print_line(
-            f"polaformer bench: {TOO_NOISY} at {'; '.join(noisy)}: the 95 % interval of too many medians over rounds is "
-            f"wider than a factor of {WIDEST} (× says how wide); end other programs, or give more --rounds and --seconds",
+            f"polaformer bench: {'; '.join(noisy)}. × is high over low of the interval of a median over rounds, "
+            f"and should be at most {WIDEST}; end other programs, or give more --rounds and --seconds",
             stderr=True,
         )
     return (NOISY if noisy else 0) if correct else INCORRECT
