@@ -86,9 +86,11 @@ def test_law_finite_everywhere(dtype):
 
 
 @pytest.mark.parametrize("keys", [1, 3])
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())
-def test_law_finite_everywhere_down_to_the_smallest_number(dtype, keys):
-    """Subnormals in every row: what is left of terms that cancel, divided by them, stays finite where the truth is."""
+@pytest.mark.parametrize(
+    ("dtype", "factor"), [*((dtype, 1.0) for dtype in DTYPES.values()), (torch.float32, 1e6), (torch.bfloat16, 1e6)]
+)
+def test_law_finite_everywhere_down_to_the_smallest_number(dtype, factor, keys):
+    """Subnormals in every row: they pass no gradient, and everything is finite where the truth is, with large cotangents too."""
     smallest, heads = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps, 4000
     inputs, cotangent = heads_of_noise([1.0] * heads, [1.0] * heads, [1.0] * heads, 2, keys, 3, dtype)
     sizes = torch.tensor([smallest, 4 * smallest, 100 * smallest, 1.0, torch.finfo(dtype).max ** 0.75], dtype=torch.float64)
@@ -97,7 +99,10 @@ def test_law_finite_everywhere_down_to_the_smallest_number(dtype, keys):
         for x in inputs[:2]:
             x.copy_(x.sign() * sizes[torch.randint(len(sizes), x.shape)])
             assert (x != 0).all()
-    assert_finite_where_the_truth_is(with_gradients(polarity_attention, inputs, cotangent), truth(inputs, cotangent))
+    found = with_gradients(polarity_attention, inputs, factor * cotangent)
+    assert_finite_where_the_truth_is(found, truth(inputs, factor * cotangent))
+    for x, grad in zip(inputs[:2], found[1:3], strict=True):
+        assert not grad[x.abs() < torch.finfo(torch.float32).tiny].any()
 
 
 def test_a_channel_without_keys_never_decides_over_one_with_the_smallest():

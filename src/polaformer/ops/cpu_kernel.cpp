@@ -656,7 +656,7 @@ template <class T> struct Head {
                 const V<T> opposite = choose<T>(negative, load(other_totals + padded + d), load(other_totals + d));
                 const V<T> g = load(toward + d) + w * same * slope, h = load(away + d) + o * opposite * other_slope;
                 const V<T> both = g + h;
-                store<T>(toward + d, except<T>(equal<T>(q, T(0)), saturated<T>(both * p / q)));
+                store<T>(toward + d, except<T>(tiny<T>(q), both * p / q));
                 const V<T> log = load(whole + t * padded + d) + load(rest + t * padded + d) - load(two_log_scale + d);
                 const V<T> plus = load(log_peak + d), minus = load(log_peak + padded + d);
                 const V<T> change = g * (log + choose<T>(negative, minus, plus)) + h * (log + choose<T>(negative, plus, minus));
@@ -715,7 +715,7 @@ template <class T> struct Head {
                 T* toward = products + t * padded + d;
                 const V<T> total = choose<T>(negative, load(totals + padded + d), load(totals + d));
                 const V<T> g = w * (load(toward) + total);
-                store<T>(toward, except<T>(equal<T>(k, T(0)), saturated<T>(g * p / k)));
+                store<T>(toward, except<T>(tiny<T>(k), g * p / k));
                 const V<T> peak = choose<T>(negative, load(log_peak + padded + d), load(log_peak + d));
                 const V<T> log = load(whole + t * padded + d) + load(rest + t * padded + d) - peak;
                 store<T>(power_sum + d, load(power_sum + d) + except<T>(equal<T>(k, T(0)), g * log));

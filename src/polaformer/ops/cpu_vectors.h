@@ -98,12 +98,8 @@ template <class T> INLINE V<T> absolute(V<T> x) {
 // The larger and the smaller of two; y where one of them is NaN.
 template <class T> INLINE V<T> larger(V<T> x, V<T> y) { return {x.a > y.a ? x.a : y.a, x.b > y.b ? x.b : y.b}; }
 template <class T> INLINE V<T> smaller(V<T> x, V<T> y) { return {x.a < y.a ? x.a : y.a, x.b < y.b ? x.b : y.b}; }
-// x, or the largest number of its sign where x is infinite, as what is left of terms that cancel can be when it is divided by a
-// subnormal number; NaN stays.
-template <class T> INLINE V<T> saturated(V<T> x) {
-    constexpr T most = std::numeric_limits<T>::max();
-    return larger<T>(splat<T>(-most), smaller<T>(splat<T>(most), x));
-}
+// Where x is 0 or subnormal.
+template <class T> INLINE I<T> tiny(V<T> x) { return below<T>(absolute<T>(x), std::numeric_limits<T>::min()); }
 
 // The lanes moved by BY, cyclically.
 template <class T, int BY, size_t... i> INLINE R<T> rotated(R<T> x, std::index_sequence<i...>) {

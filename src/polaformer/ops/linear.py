@@ -18,7 +18,7 @@ NaN in the input stays visible as NaN in the output.
 """
 
 from functools import reduce
-from math import log, log2
+from math import inf, log, log2
 from typing import NamedTuple
 
 import torch
@@ -57,14 +57,6 @@ class Signed(NamedTuple):
         """(…, 2D) to (…, D): each value from the half of its sign, zero where x is 0."""
         width = features.shape[-1] // 2
         return features[..., :width] * self.positive + features[..., width:] * self.negative
-
-    def divide(self, values: Tensor, x: Tensor) -> Tensor:
-        """values / x, for values that are zero where x is; held at the largest number where that is infinite.
-
-        Terms that cancel leave rounding errors, and divided by a subnormal x these can leave the range where the truth is 0.
-        """
-        most = torch.finfo(x.dtype).max
-        return (values / (x + (1 - self.positive - self.negative))).clamp_(-most, most)
 
 
 class Keys(NamedTuple):
@@ -154,7 +146,7 @@ def backward(
         keys = key_features(k_part, memory.log_peak, p)
         grad_features = v_part @ grad_memory.state.mT + grad_memory.total.mT  # (B, H, T, 2D)
         exponent = keys.weight * keys.signed.gather(grad_features)  # (B, H, T, D): of p·log|k|
-        grads_k.append(keys.signed.divide(exponent * p, k_part).to(k.dtype))
+        grads_k.append(_divided(exponent * p, k_part).to(k.dtype))
         grads_v.append((keys.features @ grad_memory.state).to(v.dtype))
         grad_power = grad_power + LN2 * sum_to_power(exponent * keys.log_ratio)
     # Queries and keys are divided alike, so that what reaches the queries' exponents counts twice.
@@ -175,7 +167,7 @@ def _queries_backward(
         same = attend_backward(grad_part[..., :half], norm_part[..., :1], queries, memories[0], power)
         opposite = attend_backward(grad_part[..., half:], norm_part[..., 1:], queries.flipped(), memories[1], power)
         exponent = same.exponent + opposite.exponent
-        grads_q.append(queries.divide(exponent * power, q_part).to(q.dtype))
+        grads_q.append(_divided(exponent * power, q_part).to(q.dtype))
         exponents = exponents + sum_to_power(exponent)
         grad_power = grad_power + same.power + opposite.power
         grad_total = grad_total + same.total + opposite.total
@@ -309,3 +301,11 @@ def reciprocal(norm: Tensor) -> Tensor:
 def sum_to_power(x: Tensor) -> Tensor:
     """Sum over batch and tokens: (B, H, T, D) to (H, 1, D)."""
     return x.sum(dim=(0, 2))[:, None]
+
+
+def _divided(values: Tensor, x: Tensor) -> Tensor:
+    """values / x, and 0 where x is 0 or subnormal.
+
+    Terms that cancel leave a rounding error in values; divided by a subnormal x it would be as large as any number.
+    """
+    return values / x.masked_fill(x.abs() < torch.finfo(x.dtype).tiny, inf)

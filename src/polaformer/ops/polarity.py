@@ -50,7 +50,7 @@ def polarity_attention(
     wider than q, k and v, so that fp32 parameters serve bf16 activations. Finite q and k never give NaN, whatever their
     magnitude, as long as the sum of v over the keys can be represented. A query that meets no key mass in a stream (a zero
     query, no keys, no key of the needed sign) gets zeros there and passes no gradient; the derivative of |x|^p at x = 0 is
-    taken as 0. NaN in the input (outside the mask) shows as NaN in the output.
+    taken as 0, and so is that of a subnormal x. NaN in the input (outside the mask) shows as NaN in the output.
     """
     _check(q, k, v, power, scale, mask, eps, backend)
     power = power.expand(q.shape[1], -1)

@@ -43,7 +43,7 @@ INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 # Stands for the exponent of a channel without keys of the needed sign; far below any that a pair of floats can have.
 ABSENT = tl.constexpr(-1.0e30)
-MOST = tl.constexpr(3.4028234663852886e38)  # the largest number of float32
+TINY = tl.constexpr(1.1754943508222875e-38)  # the smallest normal number of float32
 LN2 = tl.constexpr(0.6931471805599453)
 
 
@@ -203,9 +203,9 @@ def reciprocal(norm):
 
 @triton.jit
 def divide(values, x):
-    """values / x, for values that are zero where x is; held at the largest number where that is infinite (see `linear.py`)."""
-    quotient = tl.div_rn(values, tl.where(x == 0, 1.0, x))
-    return tl.where(quotient > MOST, MOST, tl.where(quotient < -MOST, -MOST, quotient))
+    """values / x, and 0 where x is 0 or subnormal (see `linear.py`)."""
+    tiny = tl.abs(x) < TINY
+    return tl.where(tiny, 0.0, tl.div_rn(values, tl.where(tiny, 1.0, x)))
 
 
 @triton.jit
