@@ -90,7 +90,7 @@ def test_law_finite_everywhere(dtype):
     ("dtype", "factor"), [*((dtype, 1.0) for dtype in DTYPES.values()), (torch.float32, 1e6), (torch.bfloat16, 1e6)]
 )
 def test_law_finite_everywhere_down_to_the_smallest_number(dtype, factor, keys):
-    """Subnormals in every row: they pass no gradient, and everything is finite where the truth is, with large cotangents too."""
+    """Subnormals in every row: they pass no gradient, and all is finite where the truth is, with large cotangents too."""
     smallest, heads = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps, 4000
     inputs, cotangent = heads_of_noise([1.0] * heads, [1.0] * heads, [1.0] * heads, 2, keys, 3, dtype)
     sizes = torch.tensor([smallest, 4 * smallest, 100 * smallest, 1.0, torch.finfo(dtype).max ** 0.75], dtype=torch.float64)
