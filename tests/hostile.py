@@ -109,7 +109,9 @@ def write_two_lists(path: Path, mark: Path) -> None:
     large = 16 * MEGABYTE
     write(path, state(x=tensor((large // 4,), (1,), large // 4)), {"data/0": bytes(large)}, compression=zipfile.ZIP_DEFLATED)
     swelling, end = path.read_bytes()[:-22], path.read_bytes()[-22:]
-    write(path, state(x=tensor((4,), (1,))))
+    pickled = state(x=tensor((4,), (1,)))
+    write(path, pickled, {"data/0": b""})
+    write(path, pickled, {"data/0": bytes(len(swelling) + 22 - path.stat().st_size)})  # so that both lists stand equally far
     path.write_bytes(swelling + path.read_bytes()[:-22] + end)
 
 
