@@ -100,6 +100,12 @@ def test_an_archive_that_does_not_end_as_torch_writes_it_is_refused(kind, tmp_pa
         read_state_dict(path)
 
 
+def test_a_file_with_two_lists_of_contents_is_refused_before_torch_inflates_one(tmp_path):
+    hostile.write_two_lists(tmp_path / "file.pth", tmp_path)
+    with pytest.raises(CheckpointError, match="does not end with its list of contents"):
+        read_state_dict(tmp_path / "file.pth")
+
+
 @pytest.mark.parametrize("name", ["archive/DATA.PKL", "other/data.pkl", "archive/data.pkl\0"])
 def test_a_second_pickle_that_torch_could_take_is_refused(name, tmp_path):
     write(tmp_path / "file.pth", state(x=tensor((4,), (1,))))
