@@ -1,6 +1,7 @@
 """Rows C4, C5 and C6: checkpoints are whole or not there, and no damage goes unseen."""
 
 import errno
+import hashlib
 import json
 import os
 import random
@@ -130,6 +131,27 @@ def _forged(folder: Path, name: str) -> Path:
     path.mkdir(parents=True)
     (path / checkpoint.MANIFEST).write_bytes(checkpoint._manifest({name: b"x"}))
     return path
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("size", [2**40, -1, 2**70])
+def test_a_manifest_cannot_allow_a_file_that_would_fill_all_memory(size: int, tmp_path: Path) -> None:
+    path = _forged(tmp_path, "model.safetensors")
+    body = {"format": checkpoint.FORMAT, "files": {"model.safetensors": {"bytes": size, "sha256": "0" * 64}}}
+    digest = hashlib.sha256(checkpoint._canonical(body)).hexdigest()
+    (path / checkpoint.MANIFEST).write_bytes(checkpoint._canonical(body | {"sha256": digest}))
+    (path / "model.safetensors").touch()
+    os.truncate(path / "model.safetensors", 2**40)  # takes no room on the disk
+    told = (
+        "it has 1,099,511,627,776 bytes but takes 0 on the disk" if size == 2**40 else f"bytes should be {size} but is {2**40}"
+    )
+    with pytest.raises(DamagedError, match=rf"model\.safetensors .*{told}; use another checkpoint"):
+        checkpoint.read(path)
+
+
+def test_a_large_file_that_lies_on_the_disk_is_read(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "MOST_BYTES", 0)
+    assert checkpoint.read(written) == FILES
 
 
 def test_the_newest_valid_one_is_taken_and_the_damaged_are_named(tmp_path: Path) -> None:
