@@ -165,6 +165,17 @@ def test_the_newest_valid_one_is_taken_and_the_damaged_are_named(tmp_path: Path)
     assert [path.name for path in found.damaged] == ["step-000000030"]
 
 
+@pytest.mark.parametrize("name", [".tmp-000000001", "step-000000001"])
+def test_removing_old_checkpoints_follows_no_link(name: str, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").write_text("not of this run")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / name).symlink_to(tmp_path / "elsewhere")
+    checkpoint.write(tmp_path / "checkpoints", 2, FILES, keep=1)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000002"]
+    assert (tmp_path / "elsewhere" / "file").read_text() == "not of this run"
+
+
 def test_none_is_taken_where_all_are_damaged_or_there_is_none(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     assert checkpoint.newest(folder) is None

@@ -200,6 +200,9 @@ def _prune(folder: Path, keep: int) -> None:
 
 
 def _remove(folder: Path) -> None:
+    if os.path.islink(folder):  # it could lead to any folder
+        os.unlink(folder)
+        return
     if not os.path.isdir(folder):
         return
     for name in os.listdir(folder):
