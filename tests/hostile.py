@@ -104,6 +104,17 @@ def write_claim(path: Path, mark: Path) -> None:
     path.write_bytes(content)
 
 
+def write_two_lists(path: Path, mark: Path) -> None:
+    """Two lists of contents: zipfile takes the one before the end record, torch the one at the place named there."""
+    large = 16 * MEGABYTE
+    write(path, state(x=tensor((large // 4,), (1,), large // 4)), {"data/0": bytes(large)}, compression=zipfile.ZIP_DEFLATED)
+    swelling, end = path.read_bytes()[:-22], path.read_bytes()[-22:]
+    pickled = state(x=tensor((4,), (1,)))
+    write(path, pickled, {"data/0": b""})
+    write(path, pickled, {"data/0": bytes(len(swelling) + 22 - path.stat().st_size)})  # so that both lists stand equally far
+    path.write_bytes(swelling + path.read_bytes()[:-22] + end)
+
+
 def write_safetensors(path: Path, shape: list[int], end: int, length: int | None = None) -> None:
     header = json.dumps({"x": {"dtype": "F32", "shape": shape, "data_offsets": [0, end]}}).encode()
     path.write_bytes(struct.pack("<Q", len(header) if length is None else length) + header + bytes(16))
@@ -173,6 +184,11 @@ BOMBS: dict[str, Callable[[Path, Path], None]] = {
     "two pickles of one name": write_twice,
     "safetensors, a header of any length": lambda path, mark: write_safetensors(path, [4], 16, 2**62),
     "safetensors, a tensor beyond the file": lambda path, mark: write_safetensors(path, [1000], 4000),
+    # torch's restricted unpickler calls bytearray.
+    "a call that allocates": lambda path, mark: write(
+        path, b"\x80\x02}" + text("x") + b"cbuiltins\nbytearray\n(" + number(2**33) + b"tRs."
+    ),
+    "two lists of contents": write_two_lists,
 }
 HOSTILE = PAYLOADS | BOMBS
 
@@ -227,11 +243,19 @@ def harm_of_bombs(folder: Path, path_of: Callable[[str], Path]) -> dict[str, boo
         with zipfile.ZipFile(path_of(name)) as archive:
             return Trusting(archive).load()
 
+    def leaked(name: str) -> bool:
+        """To a reader that uses one buffer for many files, and slices it as the header says."""
+        buffer = bytearray(b"secret" * 1000)
+        with path_of(name).open("rb") as file:
+            file.readinto(buffer)
+        start = 8 + struct.unpack("<Q", buffer[:8])[0]
+        first, last = json.loads(buffer[8:start])["x"]["data_offsets"]
+        return b"secret" in buffer[start + first : start + last]
+
     names = list(BOMBS)
     with zipfile.ZipFile(path_of(names[3])) as archive:
         claimed = archive.getinfo("archive/data/0").file_size
     length = struct.unpack("<Q", path_of(names[8]).read_bytes()[:8])[0]
-    header, data = path_of(names[9]).read_bytes()[8:-16], 16
     return {
         names[0]: refused(lambda: torch.cat(list(loaded(names[0]).values()))),
         names[1]: grown(names[1]) > 500,
@@ -242,7 +266,9 @@ def harm_of_bombs(folder: Path, path_of: Callable[[str], Path]) -> dict[str, boo
         names[6]: extracted(names[6]),
         names[7]: trusted(names[7]).keys() != loaded(names[7]).keys(),
         names[8]: refused(lambda: bytearray(length)),
-        names[9]: json.loads(header)["x"]["data_offsets"][1] > data,
+        names[9]: leaked(names[9]),
+        names[10]: refused(lambda: loaded(names[10])),
+        names[11]: grown(names[11]) > 500,
     }
 
 

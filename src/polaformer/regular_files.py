@@ -1,15 +1,24 @@
-"""Opening and reading files that may come from anywhere: regular files only, and no more bytes than are allowed.
+"""Reading and writing where files may come from anywhere: regular files only, and no more bytes than are allowed.
 
-A FIFO, a device or a socket under the name of a file could keep a reader waiting forever; a sparse file of a few kilobytes on
-the disk could fill all memory.
+A FIFO, a device or a socket under the name of a file could keep a reader or a writer waiting forever; a sparse file of a few
+kilobytes on the disk could fill all memory; a symbolic link under the name of a file to write could lead anywhere.
 """
 
+import errno
 import io
 import os
 import stat
 from os import PathLike
+from pathlib import Path
 
 MOST_BYTES = 2**30  # of one image, array file, configuration or journal
+
+
+class NotRegularError(OSError):
+    """Something else than a regular file stands under the name of one."""
+
+    def __init__(self) -> None:
+        super().__init__("it is not a regular file")
 
 
 def open_regular(path: str | PathLike[str]) -> io.BufferedReader:
@@ -33,6 +42,37 @@ def read_regular(path: str | PathLike[str], most: int = MOST_BYTES) -> bytes:
         return file.read(size)
 
 
+def open_to_write(path: Path) -> int:
+    """A handle for writing without emptying it, of a file that is made if there is none; raises OSError as open_regular does.
+
+    A symbolic link is not followed.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        handle = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a FIFO that nobody reads, or a socket
+            raise NotRegularError from error
+        raise
+    try:
+        _check(os.fstat(handle))
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes beside the target, syncs and renames, so that a kill leaves the old file or the new one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)  # what a kill left behind; or a link or a FIFO, which must not be opened
+    with open(temporary, "x", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
 def too_large(size: int, most: int = MOST_BYTES) -> str:
     """What is wrong with a file of that many bytes, for a message."""
     return f"it has {size:,} bytes, more than the {most:,} that are allowed"
@@ -45,7 +85,7 @@ def reason(error: Exception) -> str:
 
 def _check(about: os.stat_result) -> None:
     if not stat.S_ISREG(about.st_mode):
-        raise OSError("it is not a regular file")
+        raise NotRegularError
 
 
 def _open_without_waiting(path: str, flags: int) -> int:

@@ -1,6 +1,7 @@
 """Rows C4, C5 and C6: checkpoints are whole or not there, and no damage goes unseen."""
 
 import errno
+import hashlib
 import json
 import os
 import random
@@ -132,6 +133,27 @@ def _forged(folder: Path, name: str) -> Path:
     return path
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("size", [2**40, -1, 2**70])
+def test_a_manifest_cannot_allow_a_file_that_would_fill_all_memory(size: int, tmp_path: Path) -> None:
+    path = _forged(tmp_path, "model.safetensors")
+    body = {"format": checkpoint.FORMAT, "files": {"model.safetensors": {"bytes": size, "sha256": "0" * 64}}}
+    digest = hashlib.sha256(checkpoint._canonical(body)).hexdigest()
+    (path / checkpoint.MANIFEST).write_bytes(checkpoint._canonical(body | {"sha256": digest}))
+    (path / "model.safetensors").touch()
+    os.truncate(path / "model.safetensors", 2**40)  # takes no room on the disk
+    told = (
+        "it has 1,099,511,627,776 bytes but takes 0 on the disk" if size == 2**40 else f"bytes should be {size} but is {2**40}"
+    )
+    with pytest.raises(DamagedError, match=rf"model\.safetensors .*{told}; use another checkpoint"):
+        checkpoint.read(path)
+
+
+def test_a_large_file_that_lies_on_the_disk_is_read(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "MOST_BYTES", 0)
+    assert checkpoint.read(written) == FILES
+
+
 def test_the_newest_valid_one_is_taken_and_the_damaged_are_named(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     for step in (10, 20, 30):
@@ -141,6 +163,17 @@ def test_the_newest_valid_one_is_taken_and_the_damaged_are_named(tmp_path: Path)
     assert found is not None
     assert (found.path.name, found.files) == ("step-000000020", {"state.json": b"20"})
     assert [path.name for path in found.damaged] == ["step-000000030"]
+
+
+@pytest.mark.parametrize("name", [".tmp-000000001", "step-000000001"])
+def test_removing_old_checkpoints_follows_no_link(name: str, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").write_text("not of this run")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / name).symlink_to(tmp_path / "elsewhere")
+    checkpoint.write(tmp_path / "checkpoints", 2, FILES, keep=1)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000002"]
+    assert (tmp_path / "elsewhere" / "file").read_text() == "not of this run"
 
 
 def test_none_is_taken_where_all_are_damaged_or_there_is_none(tmp_path: Path) -> None:

@@ -25,9 +25,10 @@ from polaformer.bench.machine import fingerprint
 from polaformer.data.sources import Source
 from polaformer.data.transforms import Preprocessing
 from polaformer.errors import ImageError
+from polaformer.regular_files import write_whole
 from polaformer.tasks.classification import TOP, Counts
 from polaformer.tasks.classifier import Classifier
-from polaformer.training.run import write_whole, writing
+from polaformer.training.run import writing
 
 MOST_SEARCHED = 400  # validation images among which wrongly classified ones are looked for
 MOST_SAMPLES, MOST_WRONG = 12, 6  # that are shown

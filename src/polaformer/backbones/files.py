@@ -22,12 +22,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from polaformer.backbones.fitting import Misfits, StateDict, is_plain
+from polaformer.backbones.pth import CONFIGURATION_CLASSES, check_pickle, ends_as_torch_writes
 from polaformer.errors import DataError
 from polaformer.regular_files import open_regular, reason, too_large
 
 FORMAT = {"format": "polaformer", "version": "1"}
-# The authors' files hold their configuration, an object of a class that need not be installed; it is read as a plain dict.
-CONFIGURATION_CLASSES = ("yacs.config.CfgNode",)
 WRAPPERS = ("model", "state_dict", "state_dict_ema", "model_ema", "module")  # keys under which files keep the state dict
 MOST_BYTES = 4 * 2**30  # of a weights file: the largest of these models with its optimizer and average needs a third
 MOST_WRAPPERS = 8  # how deep a state dict may lie in a file
@@ -58,7 +57,11 @@ def read_state_dict(path: str | PathLike[str]) -> StateDict:
             raise CheckpointError(f"{path} is empty; fetch or write it again")
         if size > MOST_BYTES:
             raise OSError(too_large(size, MOST_BYTES))
-        return _read_safetensors(path) if _is_safetensors(path) else state_dict_in(_read_pth(path), str(path))
+        if _is_safetensors(path):
+            return _read_safetensors(path)
+        state = state_dict_in(_read_pth(path), str(path))
+        check_storages(state, size, str(path))
+        return state
     except CheckpointError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte
@@ -111,8 +114,10 @@ def _opened(path: Path) -> Iterator[Any]:
 
 def _read_pth(path: Path) -> Any:
     """The content of a file of torch.save, through the restricted unpickler and never through another."""
-    _check_archive(path)
+    pickled = _check_archive(path)
     try:
+        with zipfile.ZipFile(path) as archive:
+            check_pickle(archive.read(pickled))
         with torch.serialization.safe_globals([(OrderedDict, name) for name in CONFIGURATION_CLASSES]):
             return torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
@@ -128,8 +133,8 @@ def _read_pth(path: Path) -> Any:
         raise CheckpointError(f"{path} is damaged: {what}; fetch or write it again") from error
 
 
-def _check_archive(path: Path) -> None:
-    """Raises unless the file is a zip archive as torch.save writes it: not compressed, so that it cannot swell."""
+def _check_archive(path: Path) -> str:
+    """The name of its pickle; raises unless it is a zip archive as torch.save writes it: not compressed, so it cannot swell."""
     try:
         is_archive = zipfile.is_zipfile(path)
         if is_archive:
@@ -142,13 +147,20 @@ def _check_archive(path: Path) -> None:
             f"{path} is neither a safetensors file nor a whole file of torch.save (of torch 1.6 or later); "
             "fetch it again, or save its state dict as safetensors"
         )
+    if not ends_as_torch_writes(path):
+        raise CheckpointError(f"{path} does not end with its list of contents, as files of torch.save do; it was not loaded")
     names = [entry.filename for entry in entries]
-    if len(set(names)) < len(names) or any(name.startswith("/") or ".." in name.split("/") for name in names):
+    root = names[0].partition("/")[0] if names else ""
+    # torch takes the folder of the first name and looks for the others below it, whatever their case.
+    is_usual = all(name.startswith(f"{root}/") and ".." not in name.split("/") for name in names)
+    is_usual = is_usual and names == [entry.orig_filename for entry in entries]
+    if not root or not is_usual or len({name.lower() for name in names}) < len(names):
         raise CheckpointError(f"{path} names its parts twice or outside of itself, as torch.save does not; it was not loaded")
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise CheckpointError(f"{path} is a compressed archive, which torch.save does not write; it was not loaded")
     if sum(entry.file_size for entry in entries) > path.stat().st_size:
         raise CheckpointError(f"{path} claims to hold more bytes than it has; it was not loaded")
+    return f"{root}/data.pkl"
 
 
 def _is_safetensors(path: Path) -> bool:
@@ -178,6 +190,13 @@ def state_dict_in(content: Any, origin: str = "the state dict") -> StateDict:
     while prefix := next((one for one in PREFIXES if all(key.startswith(one) for key in found)), None):
         found = {key.removeprefix(prefix): value for key, value in found.items()}
     return found
+
+
+def check_storages(state: StateDict, size: int, origin: str) -> None:
+    """Raises CheckpointError where tensors take more memory than the file has bytes: something in it made them larger."""
+    stored = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in state.values()}
+    if sum(stored.values()) > size:
+        raise CheckpointError(f"{origin} has {size:,} bytes, but its tensors take {sum(stored.values()):,}; it was not loaded")
 
 
 def _umask() -> int:

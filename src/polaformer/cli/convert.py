@@ -70,7 +70,7 @@ class Convert:
             raise UsageError(f"there is no folder {self.target.parent}; make it, or give another target")
         if self.img_size is not None and self.img_size < 1:
             raise UsageError(f"--img-size is {self.img_size}; give a whole number of pixels")
-        if not self.source.is_file():
+        if not self.source.exists() or self.source.is_dir():
             raise UsageError(f"there is no file {self.source}; give a .pth or .safetensors file")
 
     def _loaded(self) -> "tuple[nn.Module, Loaded]":

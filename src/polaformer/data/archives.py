@@ -95,7 +95,7 @@ def open_splits(path: Path) -> tuple[Archives, Archives | None]:
 
     Parts are folders `train` and `val`, inside the .tar or around the .tar files, or shards named after them.
     """
-    if path.is_file():
+    if not path.is_dir():
         train, val = _split_inside([one for one in _samples([path]) if one.folders or one.told is not None])
     else:
         train_folder, val_folder = split_folders(path)

@@ -110,7 +110,7 @@ def _splits(spec: str) -> tuple[Source, Source | None]:
 def _kind(path: Path) -> tuple[bool, bool]:
     """Whether it is a folder, whether it is a file; raises DataError where the operating system does not say."""
     try:
-        return path.is_dir(), path.is_file()
+        return path.is_dir(), path.exists() and not path.is_dir()
     except OSError as error:
         raise DataError(f"{shown(path)} cannot be read: {error.strerror}; check the path and its permissions") from error
 

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polaformer.errors import DataError
-from polaformer.regular_files import MOST_BYTES, read_regular, reason
+from polaformer.regular_files import open_regular, read_regular, reason
 
 MANIFEST = "manifest.json"
 FORMAT = "polaformer-checkpoint-1"
 _NAME = re.compile(r"step-(\d{9,})(?:-(\d+))?")
 _TEMPORARY = ".tmp-"
+MOST_BYTES = 4 * 2**30  # of a file that is read whatever room it takes on the disk; a larger one must take a share of it there
+MOST_COMPRESSED = 8  # bytes of a larger file for each on the disk; weights hardly compress, sparse files take no room at all
 
 
 class DamagedError(DataError):
@@ -57,18 +59,7 @@ def write(folder: Path, step: int, files: Mapping[str, bytes], *, keep: int) -> 
 
 def read(path: Path) -> dict[str, bytes]:
     """The files of a checkpoint, every byte checked; raises DamagedError."""
-    listed = _listed(path)
-    files = {}
-    for name, expected in listed.items():
-        content = _bytes(path / name, max(expected["bytes"], MOST_BYTES))
-        found = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        for kind in ("bytes", "sha256"):
-            if found[kind] != expected[kind]:
-                raise DamagedError(
-                    f"{path / name} is damaged: {kind} should be {expected[kind]} but is {found[kind]}; use another checkpoint"
-                )
-        files[name] = content
-    return files
+    return {name: _file(path / name, expected) for name, expected in _listed(path).items()}
 
 
 def newest(folder: Path) -> Found | None:
@@ -140,11 +131,31 @@ def _canonical(value: Any) -> bytes:
     return (json.dumps(value, sort_keys=True, indent=1, ensure_ascii=True) + "\n").encode()
 
 
-def _bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+def _bytes(path: Path) -> bytes:
     try:
-        return read_regular(path, most)
+        return read_regular(path)
     except OSError as error:
         raise DamagedError(f"{path} cannot be read: {reason(error)}; use another checkpoint") from error
+
+
+def _file(path: Path, expected: Mapping[str, Any]) -> bytes:
+    """The bytes of a file of the manifest. Its size is compared before it is read: a manifest can name any."""
+    try:
+        with open_regular(path) as file:
+            about = os.fstat(file.fileno())
+            _compare(path, "bytes", expected, about.st_size)
+            if about.st_size > max(MOST_BYTES, MOST_COMPRESSED * 512 * about.st_blocks):
+                raise OSError(f"it has {about.st_size:,} bytes but takes {512 * about.st_blocks:,} on the disk")
+            content = file.read(about.st_size)
+    except OSError as error:
+        raise DamagedError(f"{path} cannot be read: {reason(error)}; use another checkpoint") from error
+    _compare(path, "sha256", expected, hashlib.sha256(content).hexdigest())
+    return content
+
+
+def _compare(path: Path, kind: str, expected: Mapping[str, Any], found: int | str) -> None:
+    if found != expected[kind]:
+        raise DamagedError(f"{path} is damaged: {kind} should be {expected[kind]} but is {found}; use another checkpoint")
 
 
 def _write_file(path: Path, content: bytes) -> None:
@@ -189,6 +200,9 @@ def _prune(folder: Path, keep: int) -> None:
 
 
 def _remove(folder: Path) -> None:
+    if os.path.islink(folder):  # it could lead to any folder
+        os.unlink(folder)
+        return
     if not os.path.isdir(folder):
         return
     for name in os.listdir(folder):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from polaformer.errors import DataError
-from polaformer.regular_files import read_regular, reason
+from polaformer.regular_files import NotRegularError, open_to_write, read_regular, reason, write_whole
 
 NAME = "journal.jsonl"
 
@@ -22,9 +22,10 @@ class Journal:
 
     def __init__(self, folder: Path, size: int = 0) -> None:
         self.path = folder / NAME
-        if self.path.exists() and not self.path.is_file():  # a FIFO would keep us waiting for somebody who reads it
-            raise DataError(f"{self.path} is not a regular file; restore it, or start a new run")
-        self.handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o666)
+        try:
+            self.handle = open_to_write(self.path)
+        except NotRegularError as error:
+            raise DataError(f"{self.path} is not a regular file; restore it, or start a new run") from error
         if os.fstat(self.handle).st_size < size:
             os.close(self.handle)
             raise DataError(f"{self.path} is shorter than when the checkpoint was written; restore it, or start a new run")
@@ -77,9 +78,7 @@ def write_csv(folder: Path) -> Path:
     writer.writeheader()
     writer.writerows(rows)
     path = folder / "metrics.csv"
-    temporary = folder / ".metrics.csv.tmp"
-    temporary.write_text(text.getvalue(), encoding="utf-8")
-    os.replace(temporary, path)
+    write_whole(path, text.getvalue())
     return path
 
 

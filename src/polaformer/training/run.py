@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from polaformer.errors import CannotWriteError, DataError, SettingsError
-from polaformer.regular_files import read_regular
+from polaformer.regular_files import open_to_write, read_regular, reason, write_whole
 from polaformer.training import checkpoint
 
-CONFIG, MODEL, CHECKPOINTS = "config.json", "model.safetensors", "checkpoints"
+CONFIG, MODEL, CHECKPOINTS, LOCK = "config.json", "model.safetensors", "checkpoints", ".lock"
 VERSION = 1
 
 
@@ -46,7 +46,7 @@ class Run:
     def open(folder: Path) -> tuple["Run", dict[str, Any]]:
         """A run that exists, and its configuration; raises DataError."""
         path = folder / CONFIG
-        if not os.path.isfile(path):
+        if not os.path.exists(path):
             raise DataError(f"{folder} is no run: there is no {CONFIG} in it; give the folder that `polaformer train` named")
         try:
             config = json.loads(read_regular(path))
@@ -55,14 +55,14 @@ class Run:
             if config.pop("version", None) is not VERSION:
                 raise ValueError("it is of another version of polaformer")
         except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-            raise DataError(f"{path} is damaged: {error}; restore it") from error
+            raise DataError(f"{path} is damaged: {reason(error)}; restore it") from error
         return Run(folder), config
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Held by one process at a time; let go of by the system when the process ends in whatever way."""
-        with writing(self.folder):
-            handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        with writing(self.folder / LOCK):
+            handle = open_to_write(self.folder / LOCK)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -99,16 +99,6 @@ def weights_of(path: Path) -> Path:
     return folder / ("ema.safetensors" if "ema.safetensors" in files else MODEL)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Writes beside the target, syncs and renames, so that a kill leaves the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
 @contextmanager
 def writing(what: Path) -> Iterator[None]:
     """Turns a failure of the operating system inside into an error that names what could not be written."""
@@ -117,7 +107,6 @@ def writing(what: Path) -> Iterator[None]:
     except CannotWriteError:
         raise
     except OSError as error:
-        reason = error.strerror or str(error)
         raise CannotWriteError(
-            f"cannot write to {what}: {reason}; make room, or give a place that can be written to"
+            f"cannot write to {what}: {reason(error)}; make room, or give a place that can be written to"
         ) from error
