@@ -1,5 +1,6 @@
 """Data sets in the form of Hugging Face, from a folder of this machine."""
 
+import gzip
 import os
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def test_a_hugging_face_data_set_that_cannot_be_used_is_one_error(kind: str, tmp
         write_parquet(root, "train", {"image": images, "label": [0, 1]}, image=image, label=classes)
         path = next((root / "data").iterdir())
         path.write_bytes(path.read_bytes()[:200])
-        told = "is no data set that the package `datasets` can read"
+        told = "train-00000-of-00001.parquet is no whole Parquet file ("
     elif kind == "only a test part":
         write_parquet(root, "test", {"image": images, "label": [0, 1]}, image=image, label=classes)
         told = "has the splits test; a split 'train' is needed"
@@ -80,6 +81,60 @@ def test_a_fifo_in_a_hugging_face_data_set_is_one_error(tmp_path: Path) -> None:
     write_folder(tmp_path / "set" / "train", files_of({"cat": 1, "dog": 1}))
     os.mkfifo(tmp_path / "set" / "train" / "metadata.jsonl")
     with refused("metadata.jsonl is not a regular file; remove it from the data set"):
+        open_data(f"hfds:{tmp_path}/set")
+
+
+@pytest.mark.usefixtures("_offline")
+@pytest.mark.parametrize("kind", ["equal bytes", "equal rows", "equal starts", "equal labels"])
+def test_a_parquet_file_that_grows_in_memory_is_one_error_before_it_is_unpacked(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    monkeypatch.setattr(hugging_face, "MOST_UNPACKED", 2**20)
+    equal, many = os.urandom(50_000), 300
+    images = {"equal bytes": [bytes(2**21), b"?"], "equal rows": [equal] * many, "equal starts": [equal] * many}
+    rows = images.get(kind, [b"?"] * 100_000)
+    options: dict[str, Any] = {"use_dictionary": False, "column_encoding": {"image.bytes": "DELTA_BYTE_ARRAY"}}
+    image = pa.StructArray.from_arrays([pa.array(rows), pa.nulls(len(rows), pa.string())], ["bytes", "path"])
+    path = tmp_path / "set" / "train.parquet"
+    path.parent.mkdir()
+    table = pa.table({"image": image, "label": pa.array([0] * len(rows))})
+    parquet.write_table(table, path, compression="zstd", **options if kind == "equal starts" else {})
+    assert path.stat().st_size < 60_000
+    with refused("train.parquet would take ", " bytes in memory, more than the 1,0"):
+        open_data(f"hfds:{tmp_path}/set")
+
+
+@pytest.mark.usefixtures("_offline")
+def test_many_rows_in_a_parquet_file_that_do_not_grow_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(hugging_face, "MOST_UNPACKED", 2**16)
+    monkeypatch.setattr(hugging_face, "HIGHEST_RATIO", 4)
+    kinds: dict[str, Any] = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])}
+    kinds["words"] = datasets.List(datasets.Value("string"))
+    images = [{"bytes": content(n), "path": None} for n in range(100)]
+    for split in ("train", "test"):
+        columns = {"image": images, "label": [0, 1] * 50, "words": [["one", "two"]] * 100}
+        write_parquet(tmp_path / "set", split, columns, **kinds)
+    assert len(open_data(f"hfds:{tmp_path}/set").train) == 100
+
+
+@pytest.mark.usefixtures("_offline")
+@pytest.mark.parametrize("name", ["train.zip", "train.csv", "more/train.jsonl", "train.h5", "train.arrow"])
+def test_archives_compressed_and_sparse_files_in_a_hugging_face_data_set_are_one_error(name: str, tmp_path: Path) -> None:
+    write_folder(tmp_path / "set" / "train", files_of({"cat": 1, "dog": 1}))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "set" / "more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "set")
+    path, told = tmp_path / "set" / name, "is an archive or compressed; unpack it, and remove it from the data set"
+    path.write_bytes(gzip.compress(bytes(1000)) if name.endswith(("csv", "jsonl")) else b"?")
+    if name == "train.arrow":
+        os.truncate(path, 2**40)  # takes no room on the disk
+        told = "cannot be read: it has 1,099,511,627,776 bytes, more than the 1,073,741,824 that are allowed"
+    with refused(f"{name} {told}"):
         open_data(f"hfds:{tmp_path}/set")
 
 
