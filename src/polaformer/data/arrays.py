@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from polaformer.data.images import from_array
-from polaformer.errors import DataError, shown
+from polaformer.errors import DataError
 from polaformer.regular_files import MOST_BYTES, open_regular, reason
 
 MOST_CLASSES = 10**6
@@ -82,7 +82,7 @@ def _array(file: Any, name: str) -> np.ndarray:
     entry = file.zip.getinfo(name if name in file.zip.NameToInfo else f"{name}.npy")
     array = file[name]
     if not isinstance(array, np.ndarray) or array.itemsize == 0 or array.nbytes > entry.file_size:
-        raise ValueError(f"{shown(name)} is no whole array")
+        raise ValueError(f"{name} is no whole array")
     return array
 
 

@@ -8,7 +8,7 @@ from PIL.Image import Image
 
 from polaformer.data.images import EXTENSIONS, decode, read_file
 from polaformer.data.parquet import unpacked_size
-from polaformer.errors import DataError, ImageError, shown
+from polaformer.errors import DataError, ImageError
 from polaformer.extras import require
 from polaformer.regular_files import MOST_BYTES, too_large
 
@@ -100,7 +100,7 @@ def _check_files(root: Path) -> None:
         seen.add(where)
         for path in (Path(folder, name) for name in names):
             if path.exists() and (problem := _problem(path)):
-                raise DataError(f"{shown(path)} {problem}")
+                raise DataError(f"{path} {problem}")
 
 
 def _problem(path: Path) -> str | None:
