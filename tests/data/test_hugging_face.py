@@ -33,6 +33,20 @@ def test_a_hugging_face_data_set_is_read_from_its_folder(tmp_path: Path) -> None
     assert (found.train.name(4), found.val.name(0)) == ("train/4", "test/0")
 
 
+@pytest.mark.usefixtures("_offline")
+def test_links_to_files_in_a_hugging_face_data_set_are_followed(tmp_path: Path) -> None:
+    """A data set in the cache of the hub is made of them."""
+    import datasets
+
+    columns = {"image": [{"bytes": content(n), "path": None} for n in range(2)], "label": [0, 1]}
+    for split in ("train", "test"):
+        write_parquet(tmp_path, split, columns, image=datasets.Image(), label=datasets.ClassLabel(names=["cat", "dog"]))
+        path = tmp_path / "set" / "data" / f"{split}-00000-of-00001.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to((tmp_path / "data" / path.name).rename(tmp_path / f"blob-{split}"))
+    assert contents(open_data(f"hfds:{tmp_path}/set")) == [(content(0), 0), (content(1), 1)] * 2
+
+
 def write_parquet(root: Path, split: str, columns: dict[str, Any], **kinds: Any) -> None:
     import datasets
 
