@@ -137,6 +137,34 @@ def test_many_rows_in_a_parquet_file_that_do_not_grow_are_read(tmp_path: Path, m
 
 
 @pytest.mark.usefixtures("_offline")
+@pytest.mark.parametrize("kind", ["plain", "compressed", "a dictionary", "views", "nothing", "a file with a list", "cut"])
+def test_an_arrow_file_is_read_if_it_takes_no_more_memory_than_bytes(kind: str, tmp_path: Path) -> None:
+    import datasets
+    import pyarrow as pa
+
+    features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=["cat", "dog"]))
+    columns = {"image": [{"bytes": content(n), "path": None} for n in range(2)], "label": [0, 1]}
+    table = datasets.Dataset.from_dict(columns, features=features).data.table
+    odd = {"a dictionary": pa.array(["a", "a"]).dictionary_encode(), "views": pa.array(["a", "a"], pa.string_view())}
+    if kind in (*odd, "nothing"):
+        table = table.append_column("odd", odd.get(kind, pa.nulls(2)))
+    (tmp_path / "set").mkdir()
+    for split in ("train", "test"):
+        path = tmp_path / "set" / f"{split}.arrow"
+        options = pa.ipc.IpcWriteOptions(compression="zstd" if kind == "compressed" else None)
+        write = pa.ipc.new_file if kind == "a file with a list" else pa.ipc.new_stream
+        with write(str(path), table.schema, options=options) as writer:
+            writer.write_table(table)
+        if kind == "cut":
+            path.write_bytes(path.read_bytes()[:-100])
+    if kind == "plain":
+        assert contents(open_data(f"hfds:{tmp_path}/set")) == [(content(0), 0), (content(1), 1)] * 2
+    else:
+        with refused(".arrow is no Arrow stream that can be used: ", "; write it again with Dataset.to_parquet"):
+            open_data(f"hfds:{tmp_path}/set")
+
+
+@pytest.mark.usefixtures("_offline")
 @pytest.mark.parametrize("name", ["train.zip", "train.csv", "more/train.jsonl", "train.h5", "train.arrow"])
 def test_archives_compressed_and_sparse_files_in_a_hugging_face_data_set_are_one_error(name: str, tmp_path: Path) -> None:
     write_folder(tmp_path / "set" / "train", files_of({"cat": 1, "dog": 1}))

@@ -6,6 +6,7 @@ from typing import Any
 
 from PIL.Image import Image
 
+from polaformer.data.arrow import is_plain_stream
 from polaformer.data.images import EXTENSIONS, decode, read_file
 from polaformer.data.parquet import unpacked_size
 from polaformer.errors import DataError, ImageError
@@ -125,9 +126,21 @@ def _problem(path: Path) -> str | None:
             )
     elif about.st_size > max(MOST_BYTES, on_disk):
         return f"cannot be read: {too_large(about.st_size, max(MOST_BYTES, on_disk))}; remove it from the data set"
+    elif ending == ".arrow":
+        return _problem_of_arrow(path)
     elif ending in PACKED or Extractor.infer_extractor_format(path):
         return "is an archive or compressed; unpack it, and remove it from the data set"
     return None
+
+
+def _problem_of_arrow(path: Path) -> str | None:
+    try:
+        if is_plain_stream(path):
+            return None
+        what = "it is compressed, or has columns of other types than numbers, texts, structures and lists"
+    except Exception as error:
+        what = _line(error)
+    return f"is no Arrow stream that can be used: {what}; write it again with Dataset.to_parquet"
 
 
 def _split_names(root: Path) -> list[str]:
