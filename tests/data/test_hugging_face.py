@@ -122,6 +122,28 @@ def test_a_parquet_file_that_grows_in_memory_is_one_error_before_it_is_unpacked(
 
 
 @pytest.mark.usefixtures("_offline")
+def test_a_parquet_file_whose_list_at_the_end_tells_less_than_its_pages_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    path, table = tmp_path / "train.parquet", pa.table({"image": [bytes(2**21)]})
+    parquet.write_table(table, path, compression="zstd", use_dictionary=False, write_statistics=False)
+    told = parquet.read_metadata(path).row_group(0).column(0).total_uncompressed_size
+    number = bytes((2 * told >> shift & 127) | 128 * (shift < 21) for shift in (0, 7, 14, 21))
+    whole = path.read_bytes()
+    place = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    assert number in whole[place:]
+    path.write_bytes(whole[:place] + whole[place:].replace(number, b"\x90\x80\x80\x00"))
+    assert parquet.read_metadata(path).row_group(0).column(0).total_uncompressed_size == 8
+    assert parquet.read_table(path).nbytes > 2**21  # nobody else minds
+    monkeypatch.setattr(hugging_face, "MOST_UNPACKED", 2**20)
+    with refused("train.parquet would take 2,097,", " bytes in memory, more than the 1,048,576 that are allowed"):
+        open_data(f"hfds:{tmp_path}")
+
+
+@pytest.mark.usefixtures("_offline")
 def test_many_rows_in_a_parquet_file_that_do_not_grow_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 

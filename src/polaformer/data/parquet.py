@@ -3,6 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from polaformer.data.parquet_pages import pages_size
+from polaformer.regular_files import open_regular
+
+SMALL = 2**28  # bytes of a file in which every page is looked at, a read each
 WIDEST_NUMBER = 16  # bytes: a number, or the place of a text, and whether it is there
 # How a value may stand in a file as the number of a text, or as an end to the text before it.
 BY_NUMBER, BY_THE_ONE_BEFORE = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}, {"DELTA_BYTE_ARRAY"}
@@ -13,22 +17,22 @@ def unpacked_size(path: Path, most: int) -> int:
 
     Raises what pyarrow raises for a damaged file.
     """
-    from pyarrow.parquet import ParquetFile
+    from pyarrow.parquet import read_metadata
 
     total = 0
-    with ParquetFile(path) as file:
-        about = file.metadata
+    with open_regular(path) as file:
+        about, is_small = read_metadata(path), path.stat().st_size <= SMALL
         for group, column in ((group, column) for group in range(about.num_row_groups) for column in range(about.num_columns)):
             chunk, width = about.row_group(group).column(column), about.schema.column(column).length
-            total += _chunk_size(path, chunk, width, group, most)
+            stored = max(chunk.total_uncompressed_size, pages_size(file, chunk) if is_small else 0)
+            total += _chunk_size(path, chunk, stored + chunk.num_values * max(WIDEST_NUMBER, width), group, most)
             if total > most:
                 break
     return total
 
 
-def _chunk_size(path: Path, chunk: Any, width: int, group: int, most: int) -> int:
-    """Of one column in one group of rows. width: of a value, where all have the same."""
-    stored = chunk.total_uncompressed_size + chunk.num_values * max(WIDEST_NUMBER, width)
+def _chunk_size(path: Path, chunk: Any, stored: int, group: int, most: int) -> int:
+    """Of one column in one group of rows. stored: its pages, not compressed, and the places of its values."""
     longest = stored * chunk.num_values  # each value could be all that is stored
     encodings = set(chunk.encodings)
     if chunk.physical_type != "BYTE_ARRAY" or stored > most or longest <= most:
