@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from polaformer.data.parquet_pages import pages_size
+from polaformer.data.parquet_pages import look_at_pages
 from polaformer.regular_files import open_regular
 
 SMALL = 2**28  # bytes of a file in which every page is looked at, a read each
@@ -24,17 +24,17 @@ def unpacked_size(path: Path, most: int) -> int:
         about, is_small = read_metadata(path), path.stat().st_size <= SMALL
         for group, column in ((group, column) for group in range(about.num_row_groups) for column in range(about.num_columns)):
             chunk, width = about.row_group(group).column(column), about.schema.column(column).length
-            stored = max(chunk.total_uncompressed_size, pages_size(file, chunk) if is_small else 0)
-            total += _chunk_size(path, chunk, stored + chunk.num_values * max(WIDEST_NUMBER, width), group, most)
+            size, encodings = look_at_pages(file, chunk) if is_small else (0, set())
+            stored = max(chunk.total_uncompressed_size, size) + chunk.num_values * max(WIDEST_NUMBER, width)
+            total += _chunk_size(path, chunk, stored, encodings | set(chunk.encodings), group, most)
             if total > most:
                 break
     return total
 
 
-def _chunk_size(path: Path, chunk: Any, stored: int, group: int, most: int) -> int:
+def _chunk_size(path: Path, chunk: Any, stored: int, encodings: set[str], group: int, most: int) -> int:
     """Of one column in one group of rows. stored: its pages, not compressed, and the places of its values."""
     longest = stored * chunk.num_values  # each value could be all that is stored
-    encodings = set(chunk.encodings)
     if chunk.physical_type != "BYTE_ARRAY" or stored > most or longest <= most:
         return stored
     if encodings & BY_THE_ONE_BEFORE:

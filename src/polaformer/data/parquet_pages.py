@@ -6,27 +6,37 @@ The list at the end of the file says it too, but readers allocate what the pages
 from typing import Any, BinaryIO
 
 UNPACKED, PACKED = 2, 3  # numbers of fields: the bytes of a page in memory, and in the file
+# Of a page of either version: the field of its structure, in it that of the encoding, the number there, and its name.
+ENCODINGS = tuple(
+    (page, field, number, name)
+    for page, field in ((5, 2), (8, 4))
+    for number, name in ((2, "PLAIN_DICTIONARY"), (7, "DELTA_BYTE_ARRAY"), (8, "RLE_DICTIONARY"))
+)
 SHORT, LONGEST = 2**12, 2**24  # bytes of a header: most, and all that pyarrow reads
 TRUE, FALSE, BYTE, NUMBERS, DOUBLE, TEXT, STRUCTURE = 1, 2, 3, (4, 5, 6), 7, 8, 12
 
 
-def pages_size(file: BinaryIO, chunk: Any) -> int:
-    """The bytes in memory that the pages of a column chunk claim; raises ValueError where a header makes no sense."""
+def look_at_pages(file: BinaryIO, chunk: Any) -> tuple[int, set[str]]:
+    """The bytes in memory that the pages of a column chunk claim, and their encodings among ENCODINGS.
+
+    Raises ValueError where a header makes no sense.
+    """
     starts = (chunk.data_page_offset, chunk.dictionary_page_offset if chunk.has_dictionary_page else None)
     place = min(start for start in starts if start)
-    end, total = place + chunk.total_compressed_size, 0
+    end, total, encodings = place + chunk.total_compressed_size, 0, set()
     while place < end:
         fields, size = _header(file, place)
-        unpacked, packed = fields.get(UNPACKED, -1), fields.get(PACKED, -1)
-        if unpacked < 0 or packed < 0:
+        unpacked, packed = fields.get(UNPACKED), fields.get(PACKED)
+        if not isinstance(unpacked, int) or not isinstance(packed, int) or min(unpacked, packed) < 0:
             raise ValueError(f"the page at byte {place:,} has no size")
         total += unpacked
+        encodings |= {name for page, field, number, name in ENCODINGS if fields.get(page, {}).get(field) == number}
         place += size + packed
-    return total
+    return total, encodings
 
 
-def _header(file: BinaryIO, place: int) -> tuple[dict[int, int], int]:
-    """The numbers in a header, by field, and its length."""
+def _header(file: BinaryIO, place: int) -> tuple[dict[int, Any], int]:
+    """The numbers and structures in a header, by field, and its length."""
     for most in (SHORT, LONGEST):
         file.seek(place)
         data = file.read(most)
@@ -37,9 +47,9 @@ def _header(file: BinaryIO, place: int) -> tuple[dict[int, int], int]:
     raise ValueError(f"the header at byte {place:,} has no end")
 
 
-def _structure(data: bytes, at: int) -> tuple[dict[int, int], int]:
-    """The numbers of a structure, by field, and where it ends; raises IndexError where it goes on beyond the data."""
-    found: dict[int, int] = {}
+def _structure(data: bytes, at: int) -> tuple[dict[int, Any], int]:
+    """The numbers and structures in one, by field, and where it ends; raises IndexError where it goes on beyond the data."""
+    found: dict[int, Any] = {}
     field = 0
     while head := data[at]:
         at += 1
@@ -48,7 +58,7 @@ def _structure(data: bytes, at: int) -> tuple[dict[int, int], int]:
         if kind in NUMBERS:
             found[field], at = _signed(data, at)
         elif kind == STRUCTURE:
-            at = _structure(data, at)[1]
+            found[field], at = _structure(data, at)
         elif kind == TEXT:
             size, at = _number(data, at)
             at += size
