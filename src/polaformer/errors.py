@@ -5,8 +5,19 @@ from difflib import get_close_matches
 from os import PathLike
 
 
+def shown(name: str | PathLike[str]) -> str:
+    """A path or a name out of a file as one line that can be printed and put into JSON, whatever characters it has.
+
+    What a terminal would obey (escape sequences, other control characters, changes of the direction of writing) is spelled out.
+    """
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(name))
+
+
 class DataError(ValueError):
-    """A file or folder that was given is damaged, or not what it should be."""
+    """A file or folder that was given is damaged, or not what it should be; names in the message cannot begin new lines."""
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__("\n".join(shown(line) for line in lines))
 
 
 class ImageError(DataError):
@@ -19,19 +30,11 @@ def nearest(word: str, names: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}? " if near else ""
 
 
-def shown(name: str | PathLike[str]) -> str:
-    """A path or a name out of a file as one line that can be printed and put into JSON, whatever characters it has.
-
-    What a terminal would obey (escape sequences, other control characters, changes of the direction of writing) is spelled out.
-    """
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(name))
-
-
 class SettingsError(ValueError):
     """A configuration that makes no sense; holds everything that is wrong with it, not only the first thing."""
 
     def __init__(self, problems: str | Sequence[str]) -> None:
-        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        self.problems = [shown(one) for one in ([problems] if isinstance(problems, str) else problems)]
         many = f"{len(self.problems)} problems, and nothing was started:\n  "
         super().__init__(self.problems[0] if len(self.problems) == 1 else many + "\n  ".join(self.problems))
 

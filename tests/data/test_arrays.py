@@ -82,10 +82,13 @@ BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "one class": ({"y_train": np.zeros(6, int), "y_test": np.zeros(2, int)}, "has 1 class (0); at least two are needed"),
     "too few names": (
         {"classes": np.array(["a", "b"])},
-        "classes has shape (2,), but there is the label 2; give a list of at least 3",
+        "classes has shape (2,) and type <U1, but there is the label 2; give a list of 3 to 1,000,000 names (texts)",
     ),
-    "one name": ({"classes": np.array("abc")}, "classes has shape (), but there is the label 2"),
+    "one name": ({"classes": np.array("abc")}, "classes has shape () and type <U3, but there is the label 2"),
     "a table of names": ({"classes": np.array([["a", "b", "c"]])}, "classes has shape (1, 3)"),
+    "numbers as names": ({"classes": np.arange(3)}, "classes has shape (3,) and type int64"),
+    "bytes as names": ({"classes": np.array([b"a", b"b", b"c"])}, "classes has shape (3,) and type |S1"),
+    "too many names": ({"classes": np.full(10**6 + 1, "a")}, "classes has shape (1000001,) and type <U1"),
 }
 
 
@@ -161,6 +164,26 @@ def test_an_array_file_larger_than_memory_should_hold_is_not_read(tmp_path: Path
         open_data(str(path))
 
 
+@pytest.mark.parametrize("kind", ["<U0", "|S0", "|V0", "no array"])
+def test_an_array_that_takes_more_memory_than_its_file_holds_is_one_error(kind: str, tmp_path: Path) -> None:
+    """NumPy reads no bytes for items of none, and then gives each of them some."""
+    path = tmp_path / "a.npz"
+    write_arrays(path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("classes.npy", b"ant bee cat" if kind == "no array" else npy((1000,), kind=kind))
+    with refused("a.npz is no whole .npz of plain arrays: classes is no whole array"):
+        open_data(str(path))
+
+
+def test_an_array_file_with_the_end_of_a_large_one_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond 4 GiB, or many arrays, the list of contents is followed by another record."""
+    monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 1)
+    path = write_arrays(tmp_path / "a.npz")
+    monkeypatch.undo()
+    assert b"PK\6\6" in Path(path).read_bytes()
+    assert len(open_data(path).train) == 6
+
+
 def test_stored_arrays_may_be_as_large_as_the_file_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polaformer.data.arrays.MOST_BYTES", 1000)
     arrays = {"x_train": np.zeros((20, 8, 8), np.uint8), "y_train": np.arange(20) % 2}
@@ -171,8 +194,8 @@ def test_stored_arrays_may_be_as_large_as_the_file_on_the_disk(tmp_path: Path, m
         open_data(str(tmp_path / "packed.npz"))
 
 
-def npy(shape: tuple[int, ...], data: bytes = b"") -> bytes:
-    text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}}}".encode().ljust(117) + b"\n"
+def npy(shape: tuple[int, ...], data: bytes = b"", kind: str = "|u1") -> bytes:
+    text = f"{{'descr': {kind!r}, 'fortran_order': False, 'shape': {shape}}}".encode().ljust(117) + b"\n"
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data
 
 

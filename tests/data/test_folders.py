@@ -89,6 +89,18 @@ def test_links_are_followed_but_not_round_in_circles(tmp_path: Path) -> None:
     assert dict(zip(names(found), found.labels, strict=True)) == wanted
 
 
+def test_images_behind_links_to_files_and_to_folders_are_read(tmp_path: Path) -> None:
+    write_folder(tmp_path / "store", {"blob": content(1), "dogs/2.png": content(2)})
+    for part in ("train", "val"):
+        (tmp_path / "data" / part / "cat").mkdir(parents=True)
+        (tmp_path / "data" / part / "cat" / "1.png").symlink_to(tmp_path / "store" / "blob")
+        (tmp_path / "data" / part / "dog").symlink_to(tmp_path / "store" / "dogs")
+    (tmp_path / "link").symlink_to("data")
+    found = open_data(str(tmp_path / "link"))
+    assert contents(found) == [(content(1), 0), (content(2), 1)] * 2
+    assert found.train.read(0, 3).size == (12, 9)
+
+
 def test_a_dangling_link_and_a_link_to_itself_are_bad_images_and_no_more(tmp_path: Path) -> None:
     write_folder(tmp_path / "train", {"cat/1.png": content(1), "dog/2.png": content(2)})
     write_folder(tmp_path / "val", {"cat/1.png": content(3), "dog/2.png": content(4)})

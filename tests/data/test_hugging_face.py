@@ -1,5 +1,6 @@
 """Data sets in the form of Hugging Face, from a folder of this machine."""
 
+import gzip
 import os
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 from pictures import content, contents, files_of, refused, write_folder
 from polaformer.data import hugging_face
+from polaformer.data.parquet_pages import look_at_pages
 from polaformer.data.sources import open_data
 from polaformer.errors import ImageError
 
@@ -30,6 +32,20 @@ def test_a_hugging_face_data_set_is_read_from_its_folder(tmp_path: Path) -> None
     assert sorted(one for one, _ in contents(found)) == sorted([*train.values(), *test.values()])
     assert found.train.read(0, 1).size == (12, 9)
     assert (found.train.name(4), found.val.name(0)) == ("train/4", "test/0")
+
+
+@pytest.mark.usefixtures("_offline")
+def test_links_to_files_in_a_hugging_face_data_set_are_followed(tmp_path: Path) -> None:
+    """A data set in the cache of the hub is made of them."""
+    import datasets
+
+    columns = {"image": [{"bytes": content(n), "path": None} for n in range(2)], "label": [0, 1]}
+    for split in ("train", "test"):
+        write_parquet(tmp_path, split, columns, image=datasets.Image(), label=datasets.ClassLabel(names=["cat", "dog"]))
+        path = tmp_path / "set" / "data" / f"{split}-00000-of-00001.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to((tmp_path / "data" / path.name).rename(tmp_path / f"blob-{split}"))
+    assert contents(open_data(f"hfds:{tmp_path}/set")) == [(content(0), 0), (content(1), 1)] * 2
 
 
 def write_parquet(root: Path, split: str, columns: dict[str, Any], **kinds: Any) -> None:
@@ -64,7 +80,7 @@ def test_a_hugging_face_data_set_that_cannot_be_used_is_one_error(kind: str, tmp
         write_parquet(root, "train", {"image": images, "label": [0, 1]}, image=image, label=classes)
         path = next((root / "data").iterdir())
         path.write_bytes(path.read_bytes()[:200])
-        told = "is no data set that the package `datasets` can read"
+        told = "train-00000-of-00001.parquet is no whole Parquet file ("
     elif kind == "only a test part":
         write_parquet(root, "test", {"image": images, "label": [0, 1]}, image=image, label=classes)
         told = "has the splits test; a split 'train' is needed"
@@ -80,6 +96,128 @@ def test_a_fifo_in_a_hugging_face_data_set_is_one_error(tmp_path: Path) -> None:
     write_folder(tmp_path / "set" / "train", files_of({"cat": 1, "dog": 1}))
     os.mkfifo(tmp_path / "set" / "train" / "metadata.jsonl")
     with refused("metadata.jsonl is not a regular file; remove it from the data set"):
+        open_data(f"hfds:{tmp_path}/set")
+
+
+@pytest.mark.usefixtures("_offline")
+@pytest.mark.parametrize("kind", ["equal bytes", "equal rows", "equal starts", "equal labels"])
+def test_a_parquet_file_that_grows_in_memory_is_one_error_before_it_is_unpacked(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    monkeypatch.setattr(hugging_face, "MOST_UNPACKED", 2**20)
+    equal, many = os.urandom(50_000), 300
+    images = {"equal bytes": [bytes(2**21), b"?"], "equal rows": [equal] * many, "equal starts": [equal] * many}
+    rows = images.get(kind, [b"?"] * 100_000)
+    options: dict[str, Any] = {"use_dictionary": False, "column_encoding": {"image.bytes": "DELTA_BYTE_ARRAY"}}
+    image = pa.StructArray.from_arrays([pa.array(rows), pa.nulls(len(rows), pa.string())], ["bytes", "path"])
+    path = tmp_path / "set" / "train.parquet"
+    path.parent.mkdir()
+    table = pa.table({"image": image, "label": pa.array([0] * len(rows))})
+    parquet.write_table(table, path, compression="zstd", **options if kind == "equal starts" else {})
+    assert path.stat().st_size < 60_000
+    with refused("train.parquet would take ", " bytes in memory, more than the 1,0"):
+        open_data(f"hfds:{tmp_path}/set")
+
+
+@pytest.mark.usefixtures("_offline")
+def test_a_parquet_file_whose_list_at_the_end_tells_less_than_its_pages_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    path, table = tmp_path / "train.parquet", pa.table({"image": [bytes(2**21)]})
+    parquet.write_table(table, path, compression="zstd", use_dictionary=False, write_statistics=False)
+    told = parquet.read_metadata(path).row_group(0).column(0).total_uncompressed_size
+    number = bytes((2 * told >> shift & 127) | 128 * (shift < 21) for shift in (0, 7, 14, 21))
+    whole = path.read_bytes()
+    place = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    assert number in whole[place:]
+    path.write_bytes(whole[:place] + whole[place:].replace(number, b"\x90\x80\x80\x00"))
+    assert parquet.read_metadata(path).row_group(0).column(0).total_uncompressed_size == 8
+    assert parquet.read_table(path).nbytes > 2**21  # nobody else minds
+    monkeypatch.setattr(hugging_face, "MOST_UNPACKED", 2**20)
+    with refused("train.parquet would take 2,097,", " bytes in memory, more than the 1,048,576 that are allowed"):
+        open_data(f"hfds:{tmp_path}")
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("encoding", ["RLE_DICTIONARY", "DELTA_BYTE_ARRAY"])
+def test_the_pages_of_a_parquet_file_tell_their_size_and_encoding(version: str, encoding: str, tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    options = {"column_encoding": {"text": encoding}} if encoding == "DELTA_BYTE_ARRAY" else {}
+    path, table = tmp_path / "a.parquet", pa.table({"text": [f"{n % 50}" * 40 for n in range(3000)]})
+    rules: dict[str, Any] = options | {"use_dictionary": not options, "data_page_version": version, "data_page_size": 100}
+    parquet.write_table(table, path, **rules)
+    chunk = parquet.read_metadata(path).row_group(0).column(0)
+    with open(path, "rb") as file:
+        size, encodings = look_at_pages(file, chunk)
+    # The list at the end counts the headers too.
+    assert 0.5 * chunk.total_uncompressed_size < size < chunk.total_uncompressed_size
+    assert encodings == {encoding}
+
+
+@pytest.mark.usefixtures("_offline")
+def test_many_rows_in_a_parquet_file_that_do_not_grow_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(hugging_face, "MOST_UNPACKED", 2**16)
+    monkeypatch.setattr(hugging_face, "HIGHEST_RATIO", 4)
+    kinds: dict[str, Any] = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])}
+    kinds["words"] = datasets.List(datasets.Value("string"))
+    images = [{"bytes": content(n), "path": None} for n in range(100)]
+    for split in ("train", "test"):
+        columns = {"image": images, "label": [0, 1] * 50, "words": [["one", "two"]] * 100}
+        write_parquet(tmp_path / "set", split, columns, **kinds)
+    assert len(open_data(f"hfds:{tmp_path}/set").train) == 100
+
+
+@pytest.mark.usefixtures("_offline")
+@pytest.mark.parametrize("kind", ["plain", "compressed", "a dictionary", "views", "nothing", "a file with a list", "cut"])
+def test_an_arrow_file_is_read_if_it_takes_no_more_memory_than_bytes(kind: str, tmp_path: Path) -> None:
+    import datasets
+    import pyarrow as pa
+
+    features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=["cat", "dog"]))
+    columns = {"image": [{"bytes": content(n), "path": None} for n in range(2)], "label": [0, 1]}
+    table = datasets.Dataset.from_dict(columns, features=features).data.table
+    odd = {"a dictionary": pa.array(["a", "a"]).dictionary_encode(), "views": pa.array(["a", "a"], pa.string_view())}
+    if kind in (*odd, "nothing"):
+        table = table.append_column("odd", odd.get(kind, pa.nulls(2)))
+    (tmp_path / "set").mkdir()
+    for split in ("train", "test"):
+        path = tmp_path / "set" / f"{split}.arrow"
+        options = pa.ipc.IpcWriteOptions(compression="zstd" if kind == "compressed" else None)
+        write = pa.ipc.new_file if kind == "a file with a list" else pa.ipc.new_stream
+        with write(str(path), table.schema, options=options) as writer:
+            writer.write_table(table)
+        if kind == "cut":
+            path.write_bytes(path.read_bytes()[:-100])
+    if kind == "plain":
+        assert contents(open_data(f"hfds:{tmp_path}/set")) == [(content(0), 0), (content(1), 1)] * 2
+    else:
+        with refused(".arrow is no Arrow stream that can be used: ", "; write it again with Dataset.to_parquet"):
+            open_data(f"hfds:{tmp_path}/set")
+
+
+@pytest.mark.usefixtures("_offline")
+@pytest.mark.parametrize("name", ["train.zip", "train.csv", "more/train.jsonl", "train.h5", "train.arrow"])
+def test_archives_compressed_and_sparse_files_in_a_hugging_face_data_set_are_one_error(name: str, tmp_path: Path) -> None:
+    write_folder(tmp_path / "set" / "train", files_of({"cat": 1, "dog": 1}))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "set" / "more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "set")
+    path, told = tmp_path / "set" / name, "is an archive or compressed; unpack it, and remove it from the data set"
+    path.write_bytes(gzip.compress(bytes(1000)) if name.endswith(("csv", "jsonl")) else b"?")
+    if name == "train.arrow":
+        os.truncate(path, 2**40)  # takes no room on the disk
+        told = "cannot be read: it has 1,099,511,627,776 bytes, more than the 1,073,741,824 that are allowed"
+    with refused(f"{name} {told}"):
         open_data(f"hfds:{tmp_path}/set")
 
 

@@ -3,8 +3,10 @@
 Most of it with a library of one function, which compiles in a moment.
 """
 
+import grp
 import logging
 import os
+import pwd
 import shutil
 import stat
 import subprocess
@@ -13,6 +15,7 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -366,6 +369,7 @@ def test_a_parent_that_others_can_write_is_refused_unless_the_sticky_bit_protect
     mode, accepted, tmp_path, monkeypatch
 ):
     """Who can write in a parent could put another folder, and another kernel, in the place of the one that was checked."""
+    _set_group(monkeypatch, tmp_path.stat().st_gid, name="staff")
     parent = tmp_path / "parent"
     folder = parent / "between" / "cache"
     folder.mkdir(parents=True)
@@ -379,6 +383,68 @@ def test_a_parent_that_others_can_write_is_refused_unless_the_sticky_bit_protect
         else:
             with pytest.raises(PermissionError, match=f"{parent}, above {folder}, .* can be written by others"):
                 native.cache_folder()
+
+
+def _set_group(monkeypatch, gid: int, *, primary: int | None = None, name: str = "me", members: tuple[str, ...] = ()) -> None:
+    """Has the system say that this user is `me` with that primary group, and what group `gid` is."""
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name="me", pw_gid=gid if primary is None else primary))
+    monkeypatch.setattr(grp, "getgrgid", lambda asked: {gid: SimpleNamespace(gr_name=name, gr_mem=list(members))}[asked])
+
+
+def test_a_parent_that_only_a_group_of_this_user_alone_can_write_is_accepted(tmp_path, monkeypatch):
+    """With a umask of 002, ~/.cache has the mode 775."""
+    folder, gid = tmp_path / "parent" / "cache", tmp_path.stat().st_gid
+    folder.mkdir(mode=0o700, parents=True)
+    folder.parent.chmod(0o775)
+    monkeypatch.setenv("POLAFORMER_CACHE", str(folder))
+    for private in ({}, {"members": ("me",)}):
+        _set_group(monkeypatch, gid, **private)
+        assert native.cache_folder() == folder
+    for shared in ({"name": "staff"}, {"members": ("me", "you")}, {"primary": gid + 1}):
+        _set_group(monkeypatch, gid, **shared)
+        with pytest.raises(PermissionError, match="can be written by others"):
+            native.cache_folder()
+    _set_group(monkeypatch, gid + 1)  # the folder's group has no name
+    with pytest.raises(PermissionError, match="can be written by others"):
+        native.cache_folder()
+    _set_group(monkeypatch, gid)
+    monkeypatch.setattr(os, "listxattr", lambda path: ["system.posix_acl_access"], raising=False)
+    with pytest.raises(PermissionError, match="can be written by others"):
+        native.cache_folder()
+    monkeypatch.undo()
+    monkeypatch.setenv("POLAFORMER_CACHE", str(folder))
+    _set_group(monkeypatch, gid)
+    folder.chmod(0o770)  # the folder itself is nobody else's, whatever the group
+    with pytest.raises(PermissionError, match=f"{folder} belongs"):
+        native.cache_folder()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give folders away")
+@pytest.mark.parametrize(
+    ("uid_map", "owner", "can_write", "accepted"),
+    [
+        ("0 1000 1", 65534, False, True),
+        ("0 1000 1", 65534, True, False),
+        ("0 1000 1", 12345, False, False),
+        ("0 0 4294967295", 65534, False, False),  # no namespace: the owner is the user called nobody
+    ],
+)
+def test_a_parent_of_a_root_that_a_user_namespace_does_not_know_is_accepted_where_it_cannot_be_written(
+    uid_map, owner, can_write, accepted, tmp_path, monkeypatch
+):
+    folder = tmp_path / "parent" / "cache"
+    folder.mkdir(mode=0o700, parents=True)
+    os.chown(folder.parent, owner, -1)
+    for name, text in (("UID_MAP", uid_map), ("OVERFLOW_UID", "65534\n")):
+        (tmp_path / name).write_text(text)
+        monkeypatch.setattr(native, name, tmp_path / name)
+    monkeypatch.setattr(os, "access", lambda path, mode: can_write)
+    monkeypatch.setenv("POLAFORMER_CACHE", str(folder))
+    if accepted:
+        assert native.cache_folder() == folder
+    else:
+        with pytest.raises(PermissionError, match=r"parent, above .* belongs to somebody else"):
+            native.cache_folder()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give folders away")

@@ -12,7 +12,6 @@ from torch import nn
 from polaformer.attention.tables import Grid
 from polaformer.backbones.files import CheckpointError, read_metadata, read_state_dict, state_dict_in, write_safetensors
 from polaformer.backbones.fitting import Misfits, StateDict, fit, misfits, table_grids
-from polaformer.errors import shown
 
 _PRUNED = re.compile(r"(stages|blocks)\.\d+\.|norm\.|feature_norms\.")  # what `prune_intermediate_layers` may have dropped
 
@@ -104,17 +103,17 @@ def _grids(path: str | PathLike[str]) -> dict[str, Grid]:
         raise CheckpointError(f"{path} is damaged: its list of table sizes makes no sense ({error})") from error
 
 
-def _message(origin: str, model: nn.Module, problems: Misfits) -> str:
+def _message(origin: str, model: nn.Module, problems: Misfits) -> list[str]:
     name = getattr(model, "built_from", {}).get("name", type(model).__name__)
     lines = [f"{origin} does not fit {name}, and nothing was loaded:"]
     for kind, found in zip(("missing in the file", "unexpected in the file", "different"), problems, strict=True):
         if found:
-            lines += [f"{len(found)} {kind}:", *(f"  {shown(line)}" for line in found)]
+            lines += [f"{len(found)} {kind}:", *(f"  {line}" for line in found)]
     if any(line.startswith("head.") for line in problems.different) and not problems.missing:
         lines.append("Other classes? Give the model the file's num_classes, or load with reset_head=True.")
     if problems.missing or problems.unexpected:
         lines.append("Another model? `polaformer convert FILE OUT.safetensors`, without --model, finds out which.")
-    return "\n".join(lines)
+    return lines
 
 
 def _as_json(value: Any) -> Any:

@@ -9,7 +9,7 @@ import re
 import tempfile
 import zipfile
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -40,8 +40,8 @@ class CheckpointError(DataError):
     misfits: for one that does not fit, the names that the message lists, by kind.
     """
 
-    def __init__(self, message: str, misfits: Misfits | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str | Sequence[str], misfits: Misfits | None = None) -> None:
+        super().__init__(*([message] if isinstance(message, str) else message))
         self.misfits = misfits
 
 

@@ -9,6 +9,7 @@ import tyro
 
 from polaformer.cli.errors import BAD_DATA, UsageError, WriteError
 from polaformer.cli.output import load, new_table, print_all, print_json, progress_bar, writing
+from polaformer.errors import shown
 
 if TYPE_CHECKING:
     from polaformer.data.checking import Report
@@ -80,7 +81,7 @@ class Check:
         table = new_table(self.data, "part", "images", "classes", "smallest class", "largest class", "image sizes")
         for name, part in report.parts.items():
             table.add_row(name, *(str(value) for value in part.values()))
-        lines = [f"{problem.part}, {problem.image}: {problem.text}" for problem in report.problems]
+        lines = [shown(f"{problem.part}, {problem.image}: {problem.text}") for problem in report.problems]
         more = [f"… and {len(lines) - MOST_LINES} more; --json lists them all"] if len(lines) > MOST_LINES else []
         found = f"{len(lines)} problem{'s' * (len(lines) != 1)}" if lines else "nothing is wrong"
         print_all(table, *lines[:MOST_LINES], *more, found)

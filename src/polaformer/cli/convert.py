@@ -8,7 +8,7 @@ import tyro
 
 from polaformer.cli.errors import UsageError
 from polaformer.cli.output import load, new_table, print_all, print_json, print_line, writing
-from polaformer.errors import DataError
+from polaformer.errors import DataError, shown
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,14 +48,14 @@ class Convert:
         """Checks, reads, writes, and says what was done."""
         self._check()
         if not self.json:
-            print_line(f"reading {self.source}", stderr=True)
+            print_line(f"reading {shown(self.source)}", stderr=True)
         load("polaformer.backbones")
         from polaformer.backbones import CheckpointError, save_checkpoint
 
         try:
             model, loaded = self._loaded()
         except CheckpointError as error:
-            raise DataError(f"{_shortened(str(error))}{self._what_it_is(error)}") from error
+            raise DataError(*_shortened(str(error).split("\n")), *self._what_it_is(error)) from error
         with writing(str(self.target)):
             save_checkpoint(model, self.target)
         self._report(model, loaded)
@@ -95,13 +95,13 @@ class Convert:
         model = create_model(**arguments)
         return model, load_checkpoint(model, self.source)
 
-    def _what_it_is(self, error: "CheckpointError") -> str:
+    def _what_it_is(self, error: "CheckpointError") -> list[str]:
         """A line on the model that a file is for, if it is another than the one asked for."""
         from polaformer.backbones.files import read_state_dict
         from polaformer.backbones.recognition import recognise
 
         found = recognise(read_state_dict(self.source)) if self.model and error.misfits else None
-        return f"\nThe file is a {found['name']} of {found['num_classes']} classes." if found else ""
+        return [f"The file is a {found['name']} of {found['num_classes']} classes."] if found else []
 
     def _check_model(self, name: str) -> None:
         from polaformer.backbones.registry import check_name
@@ -128,9 +128,8 @@ class Convert:
         print_all(table, *loaded.resized, *(f"left out: {key}" for key in loaded.left_out))
 
 
-def _shortened(text: str) -> str:
-    """The beginning and the end of a text that would fill more than a screen."""
-    lines = text.split("\n")
+def _shortened(lines: list[str]) -> list[str]:
+    """The first lines and the last one of a text that would fill more than a screen."""
     if len(lines) <= MOST_LINES:
-        return text
-    return "\n".join([*lines[: MOST_LINES - 2], f"  … and {len(lines) - MOST_LINES + 1} lines more", lines[-1]])
+        return lines
+    return [*lines[: MOST_LINES - 2], f"  … and {len(lines) - MOST_LINES + 1} lines more", lines[-1]]

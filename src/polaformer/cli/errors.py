@@ -10,6 +10,9 @@ class CommandError(Exception):
 
     exit_code = INCORRECT
 
+    def __init__(self, message: str) -> None:
+        super().__init__(errors.shown(message))
+
 
 class UsageError(CommandError):
     """The options do not make sense."""

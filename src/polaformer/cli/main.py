@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr
+from functools import partial
 from typing import Protocol
 
 import tyro
@@ -20,14 +21,14 @@ from polaformer.cli.convert import Convert
 from polaformer.cli.demo import Demo
 from polaformer.cli.demo_operator import DemoOperator
 from polaformer.cli.env import Env
-from polaformer.cli.errors import EXPECTED, INTERRUPTED, UsageError, exit_code
+from polaformer.cli.errors import EXPECTED, INTERRUPTED, CommandError, UsageError, exit_code
 from polaformer.cli.evaluate import Evaluate
 from polaformer.cli.models import Models
 from polaformer.cli.output import print_all, print_line
 from polaformer.cli.predict import Predict
 from polaformer.cli.resume import Resume
 from polaformer.cli.train import Train
-from polaformer.errors import CannotWriteError, DataError, nearest
+from polaformer.errors import CannotWriteError, DataError, SettingsError, nearest, shown
 from polaformer.training.slurm import slurm_variables
 
 
@@ -90,19 +91,25 @@ def _parsed(command: type[Command], program: str, options: Sequence[str]) -> Com
 
     The parser repeats words as they were given, and these may be names of files that hold escape sequences (`check *`).
     """
-    told = io.StringIO()
+    parse = partial(tyro.cli, command, prog=program, config=(tyro.conf.FlagCreatePairsOff,))
+    safe = [shown(word) for word in options]
+    if safe == list(options):
+        return parse(args=options)
     try:
-        with redirect_stderr(sys.stderr if all(word.isprintable() for word in options) else told):
-            return tyro.cli(command, prog=program, args=options, config=(tyro.conf.FlagCreatePairsOff,))
-    finally:
-        if told.getvalue():
-            print_line(told.getvalue(), stderr=True)
+        with redirect_stderr(io.StringIO()):
+            return parse(args=options)
+    except SystemExit as ended:
+        if ended.code:
+            parse(args=safe)  # says what is wrong
+        raise
 
 
 def _tell(program: str, error: Exception) -> None:
     """Of several processes that all find the same thing wrong, one says so."""
     if os.environ.get("RANK", "0") == "0" or isinstance(error, DataError | CannotWriteError):
-        print_line(f"{program}: {error}", stderr=True)
+        # The others see to their lines themselves.
+        text = str(error) if isinstance(error, DataError | SettingsError | CommandError) else shown(str(error))
+        print_line(f"{program}: {text}", stderr=True)
 
 
 def _command_name(words: Sequence[str]) -> str:

@@ -106,10 +106,20 @@ def counted(calls: int, parts: int) -> Iterator[Callable[[str], Callable[[str], 
         bar.update(task, description="done", completed=calls * parts)
 
 
+class NamesTable(Table):
+    """A table whose cells are one line each, whatever names are in them."""
+
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        """Adds the row."""
+        super().add_row(*(shown(cell) if isinstance(cell, str) else cell for cell in cells), **options)
+
+
 def new_table(title: str, *columns: str, caption: str | None = None) -> Table:
     """An empty table whose first column holds names and the others numbers, with a blank line above it."""
+    title = shown(title)
     wide_enough = min(len(title), 78)  # for the title, which is else broken at the width of the table
-    table = Table(title=f"\n{title}", caption=caption, title_justify="left", caption_justify="left", min_width=wide_enough)
+    above = f"\n{title}"
+    table = NamesTable(title=above, caption=caption, title_justify="left", caption_justify="left", min_width=wide_enough)
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index == 0 else "right")
     return table

@@ -85,6 +85,6 @@ class Predict:
         table = new_table(f"{self.checkpoint}", "image", "class", "probability")
         for name, guesses in found.items():
             for place, guess in enumerate(guesses):
-                table.add_row(name if place == 0 else "", shown(guess.name), f"{100 * guess.probability:.1f} %")
+                table.add_row(name if place == 0 else "", guess.name, f"{100 * guess.probability:.1f} %")
         if found:
             print_all(table)

@@ -9,6 +9,7 @@ from typing import Any
 from rich.progress import BarColumn, Progress, TaskID, TimeElapsedColumn
 
 from polaformer.cli.output import ProgressText, Terminal, print_line
+from polaformer.errors import shown
 
 
 class TrainingView:
@@ -83,9 +84,9 @@ class TrainingView:
 
     def _say(self, text: str) -> None:
         if self.is_terminal:
-            self.bar.console.print(text)
+            self.bar.console.print(shown(text))
         else:
-            print_line(text, stderr=True)
+            print_line(shown(text), stderr=True)
             sys.stderr.flush()
 
 

@@ -84,9 +84,7 @@ def are_in(root: Path) -> bool:
     train = split_folders(root)[0]
     found = bool(_archives(train))
     if found and any(images_below(train / name) for name in class_folders(train)):
-        raise DataError(
-            f"{shown(train)} holds .tar files and folders of images; it is not clear which to use: move one of them"
-        )
+        raise DataError(f"{train} holds .tar files and folders of images; it is not clear which to use: move one of them")
     return found
 
 
@@ -111,7 +109,7 @@ def _archives(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if path.suffix == ".tar" and not path.is_dir())
     except OSError as error:
-        raise DataError(f"{shown(folder)} cannot be listed: {error.strerror}; check the path and its permissions") from error
+        raise DataError(f"{folder} cannot be listed: {error.strerror}; check the path and its permissions") from error
 
 
 def _samples(archives: list[Path]) -> list[Sample]:
@@ -166,7 +164,7 @@ def _members(archive: Path) -> Iterator[Member]:
                     yield files[info.linkname]._replace(name=info.name)
     except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, RecursionError, MemoryError) as error:
         what = reason(error) or "a header makes no sense"
-        raise DataError(f"{shown(archive)} is no whole, uncompressed .tar: {what}; write or fetch it again") from error
+        raise DataError(f"{archive} is no whole, uncompressed .tar: {what}; write or fetch it again") from error
 
 
 class _HeaderFile(io.BufferedReader):
@@ -200,7 +198,7 @@ def _content(member: Member, most: int = MOST_BYTES) -> bytes:
             file.seek(member.offset)
             content = file.read(member.size)
     except OSError as error:
-        raise ImageError(f"{_name(member)} cannot be read: {reason(error)}; check {shown(member.archive)}") from error
+        raise ImageError(f"{_name(member)} cannot be read: {reason(error)}; check {member.archive}") from error
     if len(content) < member.size:
         raise ImageError(f"{_name(member)} is cut short: {member.archive} ends inside it; fetch the archive again")
     return content

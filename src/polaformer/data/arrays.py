@@ -3,6 +3,7 @@
 import os
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -61,8 +62,9 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             most = max(MOST_BYTES, getattr(os.fstat(opened.fileno()), "st_blocks", 0) * 512)
             if unpacked > most:
                 raise ValueError(f"unpacked it would have {unpacked:,} bytes, more than the {most:,} that are allowed")
+            opened.seek(0)
             with np.load(opened, allow_pickle=False) as file:
-                return {name: file[name] for name in file.files}
+                return {name: _array(file, name) for name in file.files}
     except Exception as error:
         # A damaged file fails in many ways inside zipfile, zlib and NumPy; all of them mean the same.
         what = reason(error) or type(error).__name__
@@ -70,6 +72,18 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             f"{path} is no whole .npz of plain arrays: {what}; write it again with numpy.savez, or, if it is too large, as a "
             "folder or a .tar"
         ) from error
+
+
+def _array(file: Any, name: str) -> np.ndarray:
+    """The array of that name; raises ValueError where the file holds less of it than the array takes in memory.
+
+    An item of no bytes is not read at all, and then may get bytes: as many arrays as one likes fit into a file.
+    """
+    entry = file.zip.getinfo(name if name in file.zip.NameToInfo else f"{name}.npy")
+    array = file[name]
+    if not isinstance(array, np.ndarray) or array.itemsize == 0 or array.nbytes > entry.file_size:
+        raise ValueError(f"{name} is no whole array")
+    return array
 
 
 def _classes(path: Path, arrays: dict[str, np.ndarray]) -> tuple[str, ...]:
@@ -80,12 +94,12 @@ def _classes(path: Path, arrays: dict[str, np.ndarray]) -> tuple[str, ...]:
     given = arrays.get("classes")
     if given is None:
         return tuple(str(label) for label in range(largest + 1))
-    if given.ndim != 1 or len(given) <= largest:
+    if given.ndim != 1 or given.dtype.kind != "U" or not largest < len(given) <= MOST_CLASSES:
         raise DataError(
-            f"{path}: classes has shape {given.shape}, but there is the label {largest}; give a list of at least {largest + 1} "
-            "names, or leave classes out"
+            f"{path}: classes has shape {given.shape} and type {given.dtype}, but there is the label {largest}; give a list of "
+            f"{largest + 1:,} to {MOST_CLASSES:,} names (texts), or leave classes out"
         )
-    return tuple(str(name) for name in given.tolist())
+    return tuple(given.tolist())
 
 
 def _check(path: Path, part: str, arrays: dict[str, np.ndarray]) -> None:

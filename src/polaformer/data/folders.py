@@ -92,7 +92,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
     except OSError as error:
-        raise DataError(f"{shown(folder)} cannot be listed: {error.strerror}; check the path and its permissions") from error
+        raise DataError(f"{folder} cannot be listed: {error.strerror}; check the path and its permissions") from error
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

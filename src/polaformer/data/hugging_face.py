@@ -6,10 +6,16 @@ from typing import Any
 
 from PIL.Image import Image
 
-from polaformer.data.images import decode, read_file
-from polaformer.errors import DataError, ImageError, shown
+from polaformer.data.arrow import is_plain_stream
+from polaformer.data.images import EXTENSIONS, decode, read_file
+from polaformer.data.parquet import unpacked_size
+from polaformer.errors import DataError, ImageError
 from polaformer.extras import require
 from polaformer.regular_files import MOST_BYTES, too_large
+
+PARQUET, PACKED = (".parquet", ".geoparquet", ".gpq"), (".zip", ".tar", ".h5", ".hdf5", ".lance", ".vortex")
+# What a file may become in memory: so many bytes, or so many times its size.
+MOST_UNPACKED, HIGHEST_RATIO = 2**28, 20
 
 
 class HuggingFace:
@@ -85,11 +91,56 @@ def _open(root: Path, split: str) -> HuggingFace:
 
 
 def _check_files(root: Path) -> None:
-    """Raises for FIFOs, devices and sockets: the package `datasets` would wait for them forever."""
-    for folder, _, names in os.walk(root):
+    """Raises for what the package `datasets` would wait for forever, or unpack until memory or the disk is full."""
+    seen: set[str] = set()
+    for folder, folders, names in os.walk(root, followlinks=True):
+        where = os.path.realpath(folder)
+        if where in seen:  # a link back
+            folders.clear()
+            continue
+        seen.add(where)
         for path in (Path(folder, name) for name in names):
-            if path.exists() and not path.is_file():
-                raise DataError(f"{shown(path)} is not a regular file; remove it from the data set")
+            if path.exists() and (problem := _problem(path)):
+                raise DataError(f"{path} {problem}")
+
+
+def _problem(path: Path) -> str | None:
+    from datasets.utils.extract import Extractor
+
+    if not path.is_file():
+        return "is not a regular file; remove it from the data set"
+    ending = path.suffix.lower()
+    if ending in EXTENSIONS:
+        return None  # read here, one at a time
+    about = path.stat()
+    on_disk = min(about.st_size, getattr(about, "st_blocks", about.st_size) * 512)
+    if ending in PARQUET:
+        most = max(MOST_UNPACKED, HIGHEST_RATIO * on_disk)
+        try:
+            unpacked = unpacked_size(path, most)
+        except Exception as error:
+            return f"is no whole Parquet file ({_line(error)}); fetch it again"
+        if unpacked > most:
+            return (
+                f"would take {unpacked:,} bytes in memory, more than the {most:,} that are allowed; store its images as files"
+            )
+    elif about.st_size > max(MOST_BYTES, on_disk):
+        return f"cannot be read: {too_large(about.st_size, max(MOST_BYTES, on_disk))}; remove it from the data set"
+    elif ending == ".arrow":
+        return _problem_of_arrow(path)
+    elif ending in PACKED or Extractor.infer_extractor_format(path):
+        return "is an archive or compressed; unpack it, and remove it from the data set"
+    return None
+
+
+def _problem_of_arrow(path: Path) -> str | None:
+    try:
+        if is_plain_stream(path):
+            return None
+        what = "it is compressed, or has columns of other types than numbers, texts, structures and lists"
+    except Exception as error:
+        what = _line(error)
+    return f"is no Arrow stream that can be used: {what}; write it again with Dataset.to_parquet"
 
 
 def _split_names(root: Path) -> list[str]:

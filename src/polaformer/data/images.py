@@ -35,9 +35,7 @@ def read_file(path: str | PathLike[str]) -> bytes:
     try:
         return read_regular(path)
     except (OSError, ValueError) as error:
-        raise ImageError(
-            f"{shown(path)} cannot be read: {reason(error)}; check the path, or remove it from the data"
-        ) from error
+        raise ImageError(f"{path} cannot be read: {reason(error)}; check the path, or remove it from the data") from error
 
 
 def decode(content: bytes, name: str, *, channels: int = 3, most_pixels: int = MOST_PIXELS) -> Image.Image:

@@ -9,7 +9,7 @@ from typing import Protocol
 from PIL.Image import Image
 
 from polaformer.data.randomness import derive
-from polaformer.errors import DataError, shown
+from polaformer.errors import DataError
 
 DIGITS = "digits"
 HUGGING_FACE = "hfds:"
@@ -103,7 +103,7 @@ def _splits(spec: str) -> tuple[Source, Source | None]:
         return archives.open_splits(path)
     if is_file and path.suffix == ".npz":
         return arrays.open_splits(path)
-    what = f"{shown(spec)} is a file" if is_file else f"there is no data {shown(spec) or 'without a name'}"
+    what = f"{spec} is a file" if is_file else f"there is no data {spec or 'without a name'}"
     raise DataError(f"{what}; give a folder of class folders, a .tar, an .npz, {HUGGING_FACE}FOLDER, or {DIGITS!r}")
 
 
@@ -112,7 +112,7 @@ def _kind(path: Path) -> tuple[bool, bool]:
     try:
         return path.is_dir(), path.exists() and not path.is_dir()
     except OSError as error:
-        raise DataError(f"{shown(path)} cannot be read: {error.strerror}; check the path and its permissions") from error
+        raise DataError(f"{path} cannot be read: {error.strerror}; check the path and its permissions") from error
 
 
 def absolute(spec: str) -> str:
@@ -141,11 +141,9 @@ def _held_out(source: Source, share: float) -> Data:
 
 def _check(data: Data, spec: str) -> None:
     if len(data.classes) < 2:
-        raise DataError(
-            f"{spec} has {len(data.classes)} class ({', '.join(map(shown, data.classes))}); at least two are needed"
-        )
+        raise DataError(f"{spec} has {len(data.classes)} class ({', '.join(data.classes)}); at least two are needed")
     if data.train.classes != data.val.classes:
-        differ = [shown(name) for name in sorted(set(data.train.classes) ^ set(data.val.classes))]
+        differ = sorted(set(data.train.classes) ^ set(data.val.classes))
         raise DataError(
             f"{spec}: training and validation have different classes ({', '.join(differ[:5])}{', …' * (len(differ) > 5)}); "
             "give both the same class folders"
@@ -153,7 +151,7 @@ def _check(data: Data, spec: str) -> None:
     for purpose, part in (("train", data.train), ("validate", data.val)):
         if not len(part):
             raise DataError(f"{spec}: there are no images to {purpose} with; add some, or hold out another share (--val-share)")
-    missing = [shown(data.classes[label]) for label in sorted(set(range(len(data.classes))) - set(data.train.labels))]
+    missing = [data.classes[label] for label in sorted(set(range(len(data.classes))) - set(data.train.labels))]
     if missing:
         raise DataError(
             f"{spec}: no training images of {', '.join(missing[:5])}{', …' * (len(missing) > 5)}; add some or remove the class"

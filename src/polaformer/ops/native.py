@@ -51,6 +51,7 @@ extern "C" void probe(float* to, const float* from, int count) {
 """
 WORKSHOP = "polaformer-build-"  # begins the names of the folders to build in
 LEFT_OVER = 24 * 3600.0  # seconds after which such a folder belongs to a build that was killed
+UID_MAP, OVERFLOW_UID = Path("/proc/self/uid_map"), Path("/proc/sys/kernel/overflowuid")
 logger = logging.getLogger("polaformer")
 
 
@@ -118,16 +119,43 @@ def cache_folder() -> Path:
 def _check_private(folder: Path) -> None:
     """Raises PermissionError if anybody but this user and root can write into the folder, or replace it or one of its parents.
 
-    In a parent that others can write into, as /tmp, the sticky bit keeps them from renaming what is not theirs.
+    In a parent that others can write into, as /tmp, the sticky bit keeps them from renaming what is not theirs. A parent may be
+    open to a group that has nobody else in it, as with a umask of 002.
     """
     state = folder.stat()
     if state.st_uid != os.getuid() or state.st_mode & 0o022:
         raise PermissionError(f"{folder} belongs to somebody else or can be written by others")
     for parent in folder.parents:
         above = parent.stat()
-        is_open = bool(above.st_mode & (stat.S_IWGRP | stat.S_IWOTH)) and not above.st_mode & stat.S_ISVTX
-        if above.st_uid not in (0, os.getuid()) or is_open:
+        is_kept = bool(above.st_mode & stat.S_ISVTX)
+        to_all, to_group = above.st_mode & stat.S_IWOTH, above.st_mode & stat.S_IWGRP and not _is_private(parent, above.st_gid)
+        if not _is_trusted(parent, above.st_uid) or ((to_all or to_group) and not is_kept):
             raise PermissionError(f"{parent}, above {folder}, belongs to somebody else or can be written by others")
+
+
+def _is_trusted(parent: Path, owner: int) -> bool:
+    """Whether the owner is this user or root, who has a number of nobody's inside a user namespace that does not know him."""
+    if owner in (0, os.getuid()):
+        return True
+    with contextlib.suppress(OSError):
+        is_namespace = UID_MAP.read_text().split() != ["0", "0", "4294967295"]
+        return is_namespace and owner == int(OVERFLOW_UID.read_text()) and not os.access(parent, os.W_OK)
+    return False
+
+
+def _is_private(parent: Path, group: int) -> bool:
+    """Whether this user alone is in the group, which then has the user's name, and no access list lets in others."""
+    import grp
+    import pwd
+
+    try:
+        user, found = pwd.getpwuid(os.getuid()), grp.getgrgid(group)
+    except KeyError:  # a user or a group without a name, as in containers
+        return False
+    with contextlib.suppress(OSError, AttributeError):  # a file system or a system without them
+        if "system.posix_acl_access" in os.listxattr(parent):
+            return False
+    return group == user.pw_gid and found.gr_name == user.pw_name and set(found.gr_mem) <= {user.pw_name}
 
 
 def fingerprint(source: Path, compiler: list[str]) -> str:

@@ -71,7 +71,7 @@ def newest(folder: Path) -> Found | None:
         except DamagedError as error:
             damaged[path] = str(error)
     if damaged:
-        raise DamagedError("no checkpoint can be used:\n  " + "\n  ".join(damaged.values()))
+        raise DamagedError("no checkpoint can be used:", *(f"  {problem}" for problem in damaged.values()))
     return None
 
 
