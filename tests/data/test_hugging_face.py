@@ -9,7 +9,6 @@ import pytest
 
 from pictures import content, contents, files_of, refused, write_folder
 from polaformer.data import hugging_face
-from polaformer.data.parquet_pages import look_at_pages
 from polaformer.data.sources import open_data
 from polaformer.errors import ImageError
 
@@ -120,46 +119,6 @@ def test_a_parquet_file_that_grows_in_memory_is_one_error_before_it_is_unpacked(
     assert path.stat().st_size < 60_000
     with refused("train.parquet would take ", " bytes in memory, more than the 1,0"):
         open_data(f"hfds:{tmp_path}/set")
-
-
-@pytest.mark.usefixtures("_offline")
-def test_a_parquet_file_whose_list_at_the_end_tells_less_than_its_pages_is_one_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    path, table = tmp_path / "train.parquet", pa.table({"image": [bytes(2**21)]})
-    parquet.write_table(table, path, compression="zstd", use_dictionary=False, write_statistics=False)
-    told = parquet.read_metadata(path).row_group(0).column(0).total_uncompressed_size
-    number = bytes((2 * told >> shift & 127) | 128 * (shift < 21) for shift in (0, 7, 14, 21))
-    whole = path.read_bytes()
-    place = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
-    assert number in whole[place:]
-    path.write_bytes(whole[:place] + whole[place:].replace(number, b"\x90\x80\x80\x00"))
-    assert parquet.read_metadata(path).row_group(0).column(0).total_uncompressed_size == 8
-    assert parquet.read_table(path).nbytes > 2**21  # nobody else minds
-    monkeypatch.setattr(hugging_face, "MOST_UNPACKED", 2**20)
-    with refused("train.parquet would take 2,097,", " bytes in memory, more than the 1,048,576 that are allowed"):
-        open_data(f"hfds:{tmp_path}")
-
-
-@pytest.mark.parametrize("version", ["1.0", "2.0"])
-@pytest.mark.parametrize("encoding", ["RLE_DICTIONARY", "DELTA_BYTE_ARRAY"])
-def test_the_pages_of_a_parquet_file_tell_their_size_and_encoding(version: str, encoding: str, tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    options = {"column_encoding": {"text": encoding}} if encoding == "DELTA_BYTE_ARRAY" else {}
-    path, table = tmp_path / "a.parquet", pa.table({"text": [f"{n % 50}" * 40 for n in range(3000)]})
-    rules: dict[str, Any] = options | {"use_dictionary": not options, "data_page_version": version, "data_page_size": 100}
-    parquet.write_table(table, path, **rules)
-    chunk = parquet.read_metadata(path).row_group(0).column(0)
-    with open(path, "rb") as file:
-        size, encodings = look_at_pages(file, chunk)
-    # The list at the end counts the headers too.
-    assert 0.5 * chunk.total_uncompressed_size < size < chunk.total_uncompressed_size
-    assert encodings == {encoding}
 
 
 @pytest.mark.usefixtures("_offline")

@@ -1,12 +1,11 @@
-"""How large a Parquet file becomes in memory: a few kilobytes can hold gigabytes of equal bytes or equal rows."""
+"""How large a Parquet file becomes in memory: a few kilobytes can hold gigabytes of equal bytes or equal rows.
+
+What the list of columns at the end of the file says is believed.
+"""
 
 from pathlib import Path
 from typing import Any
 
-from polaformer.data.parquet_pages import look_at_pages
-from polaformer.regular_files import open_regular
-
-SMALL = 2**28  # bytes of a file in which every page is looked at, a read each
 WIDEST_NUMBER = 16  # bytes: a number, or the place of a text, and whether it is there
 # How a value may stand in a file as the number of a text, or as an end to the text before it.
 BY_NUMBER, BY_THE_ONE_BEFORE = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}, {"DELTA_BYTE_ARRAY"}
@@ -19,22 +18,19 @@ def unpacked_size(path: Path, most: int) -> int:
     """
     from pyarrow.parquet import read_metadata
 
-    total = 0
-    with open_regular(path) as file:
-        about, is_small = read_metadata(path), path.stat().st_size <= SMALL
-        for group, column in ((group, column) for group in range(about.num_row_groups) for column in range(about.num_columns)):
-            chunk, width = about.row_group(group).column(column), about.schema.column(column).length
-            size, encodings = look_at_pages(file, chunk) if is_small else (0, set())
-            stored = max(chunk.total_uncompressed_size, size) + chunk.num_values * max(WIDEST_NUMBER, width)
-            total += _chunk_size(path, chunk, stored, encodings | set(chunk.encodings), group, most)
-            if total > most:
-                break
+    total, about = 0, read_metadata(path)
+    for group, column in ((group, column) for group in range(about.num_row_groups) for column in range(about.num_columns)):
+        chunk, width = about.row_group(group).column(column), about.schema.column(column).length
+        stored = chunk.total_uncompressed_size + chunk.num_values * max(WIDEST_NUMBER, width)
+        total += _chunk_size(path, chunk, stored, group, most)
+        if total > most:
+            break
     return total
 
 
-def _chunk_size(path: Path, chunk: Any, stored: int, encodings: set[str], group: int, most: int) -> int:
+def _chunk_size(path: Path, chunk: Any, stored: int, group: int, most: int) -> int:
     """Of one column in one group of rows. stored: its pages, not compressed, and the places of its values."""
-    longest = stored * chunk.num_values  # each value could be all that is stored
+    longest, encodings = stored * chunk.num_values, set(chunk.encodings)  # each value could be all that is stored
     if chunk.physical_type != "BYTE_ARRAY" or stored > most or longest <= most:
         return stored
     if encodings & BY_THE_ONE_BEFORE:
