@@ -93,6 +93,7 @@ def test_names_cannot_begin_new_lines_in_what_the_commands_print(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "500")  # cells are not wrapped
     files = {f"{part}/{folder}/{n}.png": content(n) for n, part in enumerate(("train", "val")) for folder in (FORGED, "dog")}
     write_folder(tmp_path / "photos", files)
     write_folder(tmp_path / FORGED, {"cat/notes.txt": b""})
@@ -133,8 +134,9 @@ def test_messages_are_one_line_for_each_thing_that_is_wrong() -> None:
 
 
 def test_what_a_weights_file_says_of_its_classes_and_images_cannot_begin_new_lines(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "500")
     model = create_model("pola_deit_tiny", num_classes=2, img_size=32, depths=(1,))
     (tmp_path / "x.png").write_bytes(content(0))
     about = describe(["cat", "dog"], Preprocessing((32, 32), (0.5,) * 3, (0.5,) * 3))
