@@ -81,6 +81,14 @@ def test_a_hostile_file_is_one_error_and_nothing_is_executed(kind, tmp_path):
     assert not hostile.is_executed(mark)
 
 
+def test_parts_that_overlap_are_refused_before_any_is_read(tmp_path, monkeypatch):
+    """A later check compares what was read with the file's size; a file of a gigabyte could have taken all memory by then."""
+    hostile.write_overlapping(tmp_path / "file.pth", tmp_path)
+    monkeypatch.setattr(torch, "load", lambda *args, **kwargs: pytest.fail("it was read"))
+    with pytest.raises(CheckpointError, match="claims to hold more bytes than it has"):
+        read_state_dict(tmp_path / "file.pth")
+
+
 NO_CHECKPOINTS = {
     "a pickle that never ends": lambda path: hostile.write(path, b"\x80\x02" + b"(" * 1000),
     "no pickle at all": lambda path: hostile.write(path, b""),
