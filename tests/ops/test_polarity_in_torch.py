@@ -66,6 +66,19 @@ def test_eps_below_the_range_of_fp32_still_counts():
     assert out.abs().max() < 1e-3
 
 
+@pytest.mark.parametrize("option", ["scale", "mask", "eps"])
+def test_inference_has_the_same_bits_as_training(option):
+    """It leaves PyTorch's registration out, and must leave out nothing else."""
+    inputs = random_inputs(dtype=torch.float32)
+    options = {option: {"scale": torch.linspace(0.5, 2, 6), "mask": MASK, "eps": 0.1}[option]}
+    trained = polarity_attention(*inputs, **options)
+    with torch.no_grad():
+        inferred = polarity_attention(*inputs, **options)
+    assert trained.requires_grad
+    assert torch.equal(inferred, trained)
+    assert not torch.allclose(inferred, polarity_attention(*inputs))
+
+
 def test_compiles_as_one_graph_with_dynamic_batch_and_length():
     graphs, counts = CompileCounterWithBackend("inductor"), []
     compiled = torch.compile(polarity_attention, backend=graphs, fullgraph=True, dynamic=True)
