@@ -2,6 +2,8 @@
 
 import json
 import platform
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -187,3 +189,15 @@ def test_processor_counters_only_grow() -> None:
         pytest.skip("the system does not tell")
     assert 0 < first.own <= second.own
     assert 0 < first.everyone <= second.everyone
+
+
+def test_processes_of_its_own_are_no_other_programs() -> None:
+    """Else `polaformer demo` took the process that reads its data for a busy neighbour."""
+    before = processor_use()
+    if before is None:
+        pytest.skip("the system does not tell")
+    busy = "import time\nwhile time.process_time() < 0.5: pass"
+    subprocess.run([sys.executable, "-c", busy], check=True)
+    after = processor_use()
+    assert after is not None
+    assert after.own - before.own >= 0.5

@@ -14,7 +14,10 @@ import torch
 
 @dataclass(frozen=True)
 class ProcessorUse:
-    """Seconds since some moment: those that all programs together spent computing, those of this one, those on the clock."""
+    """Seconds since some moment: those that all programs together spent computing, those of this one, those on the clock.
+
+    This one's are with those of its processes that have ended, such as those that read data.
+    """
 
     everyone: float
     own: float
@@ -28,7 +31,9 @@ def processor_use() -> ProcessorUse | None:
     except OSError:
         return None
     ticks = sum(counts) - sum(counts[3:5])  # all but idle and waiting for input
-    return ProcessorUse(ticks / os.sysconf("SC_CLK_TCK"), time.process_time(), time.perf_counter())
+    times = os.times()
+    own = time.process_time() + times.children_user + times.children_system
+    return ProcessorUse(ticks / os.sysconf("SC_CLK_TCK"), own, time.perf_counter())
 
 
 def share_of_others(before: ProcessorUse | None, after: ProcessorUse | None) -> float | None:
