@@ -12,7 +12,6 @@ import torch
 
 from models import small
 from polaformer.backbones import save_checkpoint
-from polaformer.backbones.files import read_metadata, read_state_dict
 from polaformer.cli.errors import BAD_DATA
 from polaformer.cli.main import main
 from polaformer.data.checking import read_manifest
@@ -24,6 +23,7 @@ from polaformer.regular_files import write_whole
 from polaformer.training import checkpoint, divergence, journal
 from polaformer.training.engine import NonFiniteError
 from polaformer.training.run import Run
+from polaformer.weights.files import read_metadata, read_state_dict
 
 READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "an image": ("x.jpg", read_image),

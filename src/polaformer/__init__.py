@@ -7,10 +7,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polaformer import analysis, attention, backbones, bench, data, ops, recipes, tasks, training
+    from polaformer import analysis, attention, backbones, bench, data, ops, recipes, tasks, training, weights
     from polaformer.attention.layer import AttentionLayer, PolaAttention
-    from polaformer.backbones.checkpoints import load_checkpoint, save_checkpoint
-    from polaformer.backbones.files import CheckpointError
+    from polaformer.backbones import CheckpointError, load_checkpoint, save_checkpoint
     from polaformer.backbones.registry import create_model, list_models
     from polaformer.ops.entropy import positive_sequence_entropy
     from polaformer.ops.polarity import polarity_attention
@@ -29,7 +28,7 @@ _PUBLIC = {
     "save_checkpoint": "polaformer.backbones",
     "CheckpointError": "polaformer.backbones",
 }
-_PACKAGES = ("ops", "attention", "backbones", "data", "tasks", "training", "recipes", "analysis", "bench")
+_PACKAGES = ("ops", "weights", "attention", "backbones", "data", "tasks", "training", "recipes", "analysis", "bench")
 
 __all__ = [
     "AttentionLayer",
@@ -51,6 +50,7 @@ __all__ = [
     "save_checkpoint",
     "tasks",
     "training",
+    "weights",
 ]
 
 

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 import polaformer
 from models import small
 from polaformer import CheckpointError
-from polaformer.backbones.files import read_state_dict
 from polaformer.backbones.recognition import model_of_file, recognise
+from polaformer.weights.files import read_state_dict
 
 
 @pytest.mark.parametrize("name", ["pola_pvt_tiny", "softmax_pvt_v2_b0", "pola_deit_tiny", "pola_swin_tiny_384"])

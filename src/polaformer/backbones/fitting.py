@@ -15,8 +15,8 @@ from polaformer.attention.parameter_names import translate_published_names
 from polaformer.attention.tables import Grid, TokenTable, resize_rows
 from polaformer.attention.windows import RelativePositions
 from polaformer.backbones.backbone import Backbone
-
-StateDict = dict[str, Any]
+from polaformer.weights.errors import Misfits
+from polaformer.weights.files import StateDict, is_plain
 
 
 class Fit(NamedTuple):
@@ -39,14 +39,6 @@ def fit(state: Mapping[str, Any], model: nn.Module, grids: Mapping[str, Grid] | 
 def fit_state_dict(state: StateDict, model: nn.Module) -> StateDict:
     """The state dict of `fit`; for timm, which then loads it strictly."""
     return fit(state, model).state
-
-
-class Misfits(NamedTuple):
-    """What keeps a state dict under the model's names from being loaded."""
-
-    missing: list[str]  # names that the model has and the state dict has not
-    unexpected: list[str]  # the other way round
-    different: list[str]  # "name has shape … in the file but … in the model"
 
 
 def misfits(state: StateDict, model: nn.Module) -> Misfits:
@@ -100,16 +92,6 @@ def _resize_tables(state: StateDict, model: nn.Module, grids: Mapping[str, Grid]
             state[key] = torch.cat([rows[:prefix], resize_rows(rows[prefix:], old, new, mode)])
             done.append(f"{key}: {old[0]}×{old[1]} → {new[0]}×{new[1]}")
     return done
-
-
-def is_plain(value: Any) -> bool:
-    """Whether it is a dense tensor whose elements all lie in memory.
-
-    One with strides of 0 takes a few bytes in a file and any number of them once it is copied.
-    """
-    if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_quantized or value.is_meta:
-        return False
-    return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
 
 
 def _square(num_rows: int) -> Grid | None:

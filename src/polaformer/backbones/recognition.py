@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from polaformer.backbones.backbone import Backbone
-from polaformer.backbones.files import CheckpointError, read_metadata
 from polaformer.backbones.fitting import fit, misfits
 from polaformer.backbones.registry import MODELS, create_model
+from polaformer.weights.errors import WeightsError
+from polaformer.weights.files import read_metadata
 
 _CLASSIFIERS = ("head.weight", "head.fc.weight")  # ours and the authors', timm's
 
@@ -27,11 +28,11 @@ def model_of_file(path: str | PathLike[str], state: Mapping[str, Any]) -> dict[s
         with torch.device("meta"):
             model = create_model(**arguments)
     except (ValueError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: what it says of its model makes no sense ({text[:80]!r})") from error
+        raise WeightsError(f"{path} is damaged: what it says of its model makes no sense ({text[:80]!r})") from error
     # Before any memory is given to a model of the size that the file claims.
     problems = misfits(fit(state, model).state, model)
     if any(problems):
-        raise CheckpointError(f"{path} is damaged: its parameters are not those of the model that it names", problems)
+        raise WeightsError(f"{path} is damaged: its parameters are not those of the model that it names", problems)
     return arguments
 
 

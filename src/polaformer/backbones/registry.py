@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from polaformer.attention.tables import Grid
 from polaformer.backbones import deit, pvt, pvt_v2, swin
 from polaformer.backbones.backbone import Backbone, as_grid, check_dims, per_stage
-from polaformer.backbones.checkpoints import load_checkpoint, unwrapped
 from polaformer.backbones.deit import DeiT
-from polaformer.backbones.files import CheckpointError
 from polaformer.backbones.fitting import fit_state_dict
+from polaformer.backbones.loading import load_weights, unwrapped
 from polaformer.backbones.mechanisms import mechanism_of_stages
 from polaformer.backbones.pvt import PVT
 from polaformer.backbones.pvt_v2 import PVTv2
 from polaformer.backbones.swin import Swin
 from polaformer.errors import nearest
+from polaformer.weights.errors import WeightsError
 
 
 class Features(FeatureGetterNet):
@@ -97,7 +97,7 @@ def create_model(
     ("pola,pola,softmax,softmax"), or the authors' letters ("LLSS"). drop_path_rate: the variant's published one unless given.
     options: any other argument of the model's class, among them the variant's numbers (dims, depths, num_heads, mlp_ratios,
     patch_size, reductions, windows, alpha, kernel_size); and features_only=True with out_indices, as in timm.
-    A checkpoint must fit as it is; for other classes call `load_checkpoint(model, path, reset_head=True)`.
+    A checkpoint must fit as it is; for other classes call `load_weights(model, path, reset_head=True)`.
 
     >>> create_model("pola_swin_tiny", num_classes=10, img_size=(256, 384))
     >>> create_model("pola_pvt_tiny", img_size=32, patch_size=2, dims=(32, 64, 160, 256), depths=(1, 1, 2, 1))
@@ -107,10 +107,10 @@ def create_model(
     options |= {key: value for key, value in given.items() if value is not None}
     _check_options(name, options)
     if checkpoint is not None and not Path(checkpoint).exists():
-        raise CheckpointError(f"there is no checkpoint {checkpoint}; check the path")
+        raise WeightsError(f"there is no checkpoint {checkpoint}; check the path")
     model = build(name, num_classes=num_classes, in_chans=in_chans, **options)
     if checkpoint is not None:
-        load_checkpoint(model, checkpoint)
+        load_weights(model, checkpoint)
     return model
 
 

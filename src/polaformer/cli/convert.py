@@ -13,8 +13,8 @@ from polaformer.errors import DataError, shown
 if TYPE_CHECKING:
     from torch import nn
 
-    from polaformer.backbones.checkpoints import Loaded
-    from polaformer.backbones.files import CheckpointError
+    from polaformer.backbones.loading import Loaded
+    from polaformer.weights.errors import WeightsError
 
 MOST_LINES = 40  # of an error: what does not fit may be hundreds of names
 
@@ -50,14 +50,15 @@ class Convert:
         if not self.json:
             print_line(f"reading {shown(self.source)}", stderr=True)
         load("polaformer.backbones")
-        from polaformer.backbones import CheckpointError, save_checkpoint
+        from polaformer.backbones.loading import save_weights
+        from polaformer.weights.errors import WeightsError
 
         try:
             model, loaded = self._loaded()
-        except CheckpointError as error:
+        except WeightsError as error:
             raise DataError(*_shortened(str(error).split("\n")), *self._what_it_is(error)) from error
         with writing(str(self.target)):
-            save_checkpoint(model, self.target)
+            save_weights(model, self.target)
         self._report(model, loaded)
         return 0
 
@@ -74,9 +75,10 @@ class Convert:
             raise UsageError(f"there is no file {self.source}; give a .pth or .safetensors file")
 
     def _loaded(self) -> "tuple[nn.Module, Loaded]":
-        from polaformer.backbones import create_model, load_checkpoint
-        from polaformer.backbones.files import read_state_dict
+        from polaformer.backbones import create_model
+        from polaformer.backbones.loading import load_weights
         from polaformer.backbones.recognition import model_of_file, num_classes_of
+        from polaformer.weights.files import read_state_dict
 
         arguments: dict[str, Any] | None
         if self.model is None:
@@ -93,12 +95,12 @@ class Convert:
         if self.img_size is not None:
             arguments["img_size"] = self.img_size
         model = create_model(**arguments)
-        return model, load_checkpoint(model, self.source)
+        return model, load_weights(model, self.source)
 
-    def _what_it_is(self, error: "CheckpointError") -> list[str]:
+    def _what_it_is(self, error: "WeightsError") -> list[str]:
         """A line on the model that a file is for, if it is another than the one asked for."""
-        from polaformer.backbones.files import read_state_dict
         from polaformer.backbones.recognition import recognise
+        from polaformer.weights.files import read_state_dict
 
         found = recognise(read_state_dict(self.source)) if self.model and error.misfits else None
         return [f"The file is a {found['name']} of {found['num_classes']} classes."] if found else []

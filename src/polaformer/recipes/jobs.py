@@ -7,10 +7,9 @@ import torch
 from timm.data import Mixup
 from torch import nn
 
-from polaformer.backbones import create_model, load_checkpoint
+from polaformer.backbones import create_model
 from polaformer.backbones.backbone import Backbone
-from polaformer.backbones.checkpoints import model_metadata
-from polaformer.backbones.files import read_state_dict
+from polaformer.backbones.loading import load_weights, model_metadata
 from polaformer.backbones.recognition import num_classes_of
 from polaformer.data.order import Order, Share
 from polaformer.data.randomness import derive, reseed
@@ -23,6 +22,7 @@ from polaformer.tasks import classification
 from polaformer.tasks.classifier import Classifier, describe
 from polaformer.training.optim import check_optimizer
 from polaformer.training.run import weights_of
+from polaformer.weights.files import read_state_dict
 
 
 class ClassificationJob:
@@ -109,7 +109,7 @@ class ClassificationJob:
         if self.recipe.checkpoint is not None:
             weights = weights_of(Path(self.recipe.checkpoint))
             other_classes = num_classes_of(read_state_dict(weights)) != len(self.data.classes)
-            load_checkpoint(model, weights, reset_head=other_classes)
+            load_weights(model, weights, reset_head=other_classes)
         return model
 
     def _mixup(self) -> Mixup | None:

@@ -10,10 +10,12 @@ import torch
 from PIL.Image import Image
 from torch import nn
 
-from polaformer.backbones import CheckpointError, create_model, load_checkpoint, save_checkpoint
-from polaformer.backbones.files import read_metadata, read_state_dict
+from polaformer.backbones import create_model
+from polaformer.backbones.loading import load_weights, save_weights
 from polaformer.backbones.recognition import model_of_file
 from polaformer.data.transforms import Preprocessing
+from polaformer.weights.errors import WeightsError
+from polaformer.weights.files import read_metadata, read_state_dict
 
 
 class Guess(NamedTuple):
@@ -43,7 +45,7 @@ class Classifier:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the file; it appears whole or not at all."""
-        save_checkpoint(self.model, path, metadata=describe(self.classes, self.preprocessing))
+        save_weights(self.model, path, metadata=describe(self.classes, self.preprocessing))
 
 
 def describe(classes: Sequence[str], preprocessing: Preprocessing) -> dict[str, str]:
@@ -52,23 +54,23 @@ def describe(classes: Sequence[str], preprocessing: Preprocessing) -> dict[str, 
 
 
 def load_classifier(path: str | PathLike[str]) -> Classifier:
-    """The classifier in a file of weights, ours or a published one; raises CheckpointError.
+    """The classifier in a file of weights, ours or a published one; raises WeightsError.
 
     A file that does not name its classes gets their numbers; one that does not say how images are prepared, the authors' way.
     """
     arguments = model_of_file(path, read_state_dict(path))
     if arguments is None:
-        raise CheckpointError(
+        raise WeightsError(
             f"{path} holds no model that is known; turn it into one with `polaformer convert {path} OUT --model …`"
         )
     model = create_model(**arguments)
-    load_checkpoint(model, path)
+    load_weights(model, path)
     _check_finite(path, model)
     about = read_metadata(path)
     try:
         return Classifier(model.eval(), _classes(about, model), _preprocessing(about, model))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: what it says of its classes or images makes no sense ({error})") from error
+        raise WeightsError(f"{path} is damaged: what it says of its classes or images makes no sense ({error})") from error
 
 
 def _classes(about: dict[str, str], model: Any) -> tuple[str, ...]:
@@ -97,4 +99,4 @@ def _preprocessing(about: dict[str, str], model: Any) -> Preprocessing:
 def _check_finite(path: str | PathLike[str], model: nn.Module) -> None:
     broken = [name for name, parameter in model.named_parameters() if not bool(parameter.isfinite().all())]
     if broken:
-        raise CheckpointError(f"{path} has numbers that are not finite, first in {broken[0]}; train or fetch it again")
+        raise WeightsError(f"{path} has numbers that are not finite, first in {broken[0]}; train or fetch it again")

@@ -15,7 +15,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from polaformer.backbones.checkpoints import unwrapped
+from polaformer.backbones.loading import unwrapped
 from polaformer.data.randomness import derive, reseed
 from polaformer.data.samples import Batch
 from polaformer.training.checkpoint import DamagedError

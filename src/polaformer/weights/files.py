@@ -9,7 +9,7 @@ import re
 import tempfile
 import zipfile
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -21,10 +21,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from polaformer.backbones.fitting import Misfits, StateDict, is_plain
-from polaformer.backbones.pth import CONFIGURATION_CLASSES, check_pickle, ends_as_torch_writes
-from polaformer.errors import DataError
 from polaformer.regular_files import open_regular, reason, too_large
+from polaformer.weights.errors import WeightsError
+from polaformer.weights.pth import CONFIGURATION_CLASSES, check_pickle, ends_as_torch_writes
+
+StateDict = dict[str, Any]
 
 FORMAT = {"format": "polaformer", "version": "1"}
 WRAPPERS = ("model", "state_dict", "state_dict_ema", "model_ema", "module")  # keys under which files keep the state dict
@@ -34,27 +35,16 @@ NOT_PLAIN = "a sparse, quantised or meta tensor, or one with more elements than 
 PREFIXES = ("module.", "_orig_mod.", "model.")  # before every name, where a wrapped model was saved
 
 
-class CheckpointError(DataError):
-    """A checkpoint cannot be read or does not fit; the message says what is wrong and what to do. Nothing was loaded.
-
-    misfits: for one that does not fit, the names that the message lists, by kind.
-    """
-
-    def __init__(self, message: str | Sequence[str], misfits: Misfits | None = None) -> None:
-        super().__init__(*([message] if isinstance(message, str) else message))
-        self.misfits = misfits
-
-
 def read_state_dict(path: str | PathLike[str]) -> StateDict:
-    """The state dict of a safetensors or .pth file, on the CPU; raises CheckpointError, and executes nothing."""
+    """The state dict of a safetensors or .pth file, on the CPU; raises WeightsError, and executes nothing."""
     path = Path(path)
     try:
         if path.is_dir():
-            raise CheckpointError(f"{path} is a directory; give a .safetensors or .pth file")
+            raise WeightsError(f"{path} is a directory; give a .safetensors or .pth file")
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
         if not size:
-            raise CheckpointError(f"{path} is empty; fetch or write it again")
+            raise WeightsError(f"{path} is empty; fetch or write it again")
         if size > MOST_BYTES:
             raise OSError(too_large(size, MOST_BYTES))
         if _is_safetensors(path):
@@ -62,10 +52,10 @@ def read_state_dict(path: str | PathLike[str]) -> StateDict:
         state = state_dict_in(_read_pth(path), str(path))
         check_storages(state, size, str(path))
         return state
-    except CheckpointError:
+    except WeightsError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte
-        raise CheckpointError(f"{path} cannot be read: {reason(error)}; check the path") from error
+        raise WeightsError(f"{path} cannot be read: {reason(error)}; check the path") from error
 
 
 def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
@@ -96,7 +86,7 @@ def _read_safetensors(path: Path) -> StateDict:
     with _opened(path) as file:
         metadata = file.metadata() or {}
         if metadata.get("format") == FORMAT["format"] and metadata.get("version") != FORMAT["version"]:
-            raise CheckpointError(
+            raise WeightsError(
                 f"{path} is version {metadata.get('version')!r} of our format, but this library reads {FORMAT['version']!r}; "
                 "update polaformer"
             )
@@ -109,7 +99,7 @@ def _opened(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except SafetensorError as error:
-        raise CheckpointError(f"{path} is not a whole safetensors file: {error}; fetch or write it again") from error
+        raise WeightsError(f"{path} is not a whole safetensors file: {error}; fetch or write it again") from error
 
 
 def _read_pth(path: Path) -> Any:
@@ -123,14 +113,14 @@ def _read_pth(path: Path) -> Any:
     except UnpicklingError as error:
         asked_for = re.search(r"GLOBAL:? (\S+)", str(error))
         why = f"it asks for {asked_for[1]}" if asked_for else "it is not in the restricted form of pickle"
-        raise CheckpointError(
+        raise WeightsError(
             f"{path} holds more than tensors and plain containers ({why}); it was not loaded, and nothing in it was run. "
             "If you trust its origin, save its state dict alone, as safetensors"
         ) from error
     except Exception as error:
         # A damaged file fails in many ways inside torch; none of them may pass as anything but a damaged file.
         what = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"{path} is damaged: {what}; fetch or write it again") from error
+        raise WeightsError(f"{path} is damaged: {what}; fetch or write it again") from error
 
 
 def _check_archive(path: Path) -> str:
@@ -141,25 +131,25 @@ def _check_archive(path: Path) -> str:
             with zipfile.ZipFile(path) as archive:
                 entries = archive.infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}; fetch or write it again") from error
+        raise WeightsError(f"{path} is damaged: {error}; fetch or write it again") from error
     if not is_archive:
-        raise CheckpointError(
+        raise WeightsError(
             f"{path} is neither a safetensors file nor a whole file of torch.save (of torch 1.6 or later); "
             "fetch it again, or save its state dict as safetensors"
         )
     if not ends_as_torch_writes(path):
-        raise CheckpointError(f"{path} does not end with its list of contents, as files of torch.save do; it was not loaded")
+        raise WeightsError(f"{path} does not end with its list of contents, as files of torch.save do; it was not loaded")
     names = [entry.filename for entry in entries]
     root = names[0].partition("/")[0] if names else ""
     # torch takes the folder of the first name and looks for the others below it, whatever their case.
     is_usual = all(name.startswith(f"{root}/") and ".." not in name.split("/") for name in names)
     is_usual = is_usual and names == [entry.orig_filename for entry in entries]
     if not root or not is_usual or len({name.lower() for name in names}) < len(names):
-        raise CheckpointError(f"{path} names its parts twice or outside of itself, as torch.save does not; it was not loaded")
+        raise WeightsError(f"{path} names its parts twice or outside of itself, as torch.save does not; it was not loaded")
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-        raise CheckpointError(f"{path} is a compressed archive, which torch.save does not write; it was not loaded")
+        raise WeightsError(f"{path} is a compressed archive, which torch.save does not write; it was not loaded")
     if sum(entry.file_size for entry in entries) > path.stat().st_size:
-        raise CheckpointError(f"{path} claims to hold more bytes than it has; it was not loaded")
+        raise WeightsError(f"{path} claims to hold more bytes than it has; it was not loaded")
     return f"{root}/data.pkl"
 
 
@@ -177,11 +167,11 @@ def state_dict_in(content: Any, origin: str = "the state dict") -> StateDict:
         content = inside[0] if inside else content
     if not isinstance(content, Mapping) or not content:
         kind = "an empty mapping" if isinstance(content, Mapping) else f"a {type(content).__name__}"
-        raise CheckpointError(f"{origin} holds {kind}; a mapping from names to tensors is needed")
+        raise WeightsError(f"{origin} holds {kind}; a mapping from names to tensors is needed")
     for key, value in content.items():
         if not isinstance(key, str) or not is_plain(value):
             kind = f"a {type(value).__name__}" if not isinstance(value, Tensor) else NOT_PLAIN
-            raise CheckpointError(
+            raise WeightsError(
                 f"{origin} holds no state dict: {key!r} is {kind if isinstance(key, str) else 'no name'}; "
                 f"a mapping from names to plain tensors is needed, bare or under {', '.join(WRAPPERS)}"
             )
@@ -192,11 +182,21 @@ def state_dict_in(content: Any, origin: str = "the state dict") -> StateDict:
     return found
 
 
+def is_plain(value: Any) -> bool:
+    """Whether it is a dense tensor whose elements all lie in memory.
+
+    One with strides of 0 takes a few bytes in a file and any number of them once it is copied.
+    """
+    if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_quantized or value.is_meta:
+        return False
+    return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
+
+
 def check_storages(state: StateDict, size: int, origin: str) -> None:
-    """Raises CheckpointError where tensors take more memory than the file has bytes: something in it made them larger."""
+    """Raises WeightsError where tensors take more memory than the file has bytes: something in it made them larger."""
     stored = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in state.values()}
     if sum(stored.values()) > size:
-        raise CheckpointError(f"{origin} has {size:,} bytes, but its tensors take {sum(stored.values()):,}; it was not loaded")
+        raise WeightsError(f"{origin} has {size:,} bytes, but its tensors take {sum(stored.values()):,}; it was not loaded")
 
 
 def _umask() -> int:

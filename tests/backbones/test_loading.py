@@ -16,8 +16,8 @@ import polaformer
 from models import SMALL, images, small
 from polaformer import CheckpointError, load_checkpoint, save_checkpoint
 from polaformer.attention.tables import TokenTable
-from polaformer.backbones.files import read_metadata, read_state_dict
 from polaformer.backbones.recognition import model_of_file
+from polaformer.weights.files import read_metadata, read_state_dict
 from published import published_state_dict
 
 FAMILIES = ["pola_deit_tiny", "pola_pvt_tiny", "pola_pvt_v2_b0", "pola_swin_tiny"]

@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 import hostile
 from models import small
 from polaformer import CheckpointError, load_checkpoint, save_checkpoint
-from polaformer.backbones.files import read_state_dict
 from polaformer.backbones.fitting import fit_state_dict, misfits
 from polaformer.backbones.recognition import recognise
+from polaformer.weights.files import read_state_dict
 from published import published_state_dict
 
 FAMILIES = ["pola_deit_tiny", "pola_pvt_tiny", "pola_pvt_v2_b0", "pola_swin_tiny"]

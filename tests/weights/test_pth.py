@@ -10,7 +10,7 @@ import torch
 import hostile
 from hostile import number, numbers, state, storage, tensor, text, write
 from polaformer import CheckpointError
-from polaformer.backbones.files import check_storages, read_state_dict
+from polaformer.weights.files import check_storages, read_state_dict
 
 MODEL = {"x": torch.arange(4.0)}
 

@@ -10,21 +10,22 @@ from timm.models._features import FeatureGetterNet
 from torch import nn
 
 from polaformer.attention.tables import Grid
-from polaformer.backbones.files import CheckpointError, read_metadata, read_state_dict, state_dict_in, write_safetensors
-from polaformer.backbones.fitting import Misfits, StateDict, fit, misfits, table_grids
+from polaformer.backbones.fitting import fit, misfits, table_grids
+from polaformer.weights.errors import Misfits, WeightsError
+from polaformer.weights.files import StateDict, read_metadata, read_state_dict, state_dict_in, write_safetensors
 
 _PRUNED = re.compile(r"(stages|blocks)\.\d+\.|norm\.|feature_norms\.")  # what `prune_intermediate_layers` may have dropped
 
 
 class Loaded(NamedTuple):
-    """What `load_checkpoint` did besides copying: tables that it resized, parameters of the file that it left out."""
+    """What `load_weights` did besides copying: tables that it resized, parameters of the file that it left out."""
 
     resized: list[str]
     left_out: list[str]
 
 
-def load_checkpoint(model: nn.Module, source: str | PathLike[str] | Mapping[str, Any], *, reset_head: bool = False) -> Loaded:
-    """Puts the parameters of a file or state dict into the model, or raises CheckpointError and changes nothing.
+def load_weights(model: nn.Module, source: str | PathLike[str] | Mapping[str, Any], *, reset_head: bool = False) -> Loaded:
+    """Puts the parameters of a file or state dict into the model, or raises WeightsError and changes nothing.
 
     The names may be ours, the authors' or timm's. Every parameter of the model must be there, with its shape, and nothing else.
     Tables of positions are resized to the model's size. Buffers that follow from sizes are neither needed nor used. A model
@@ -33,7 +34,7 @@ def load_checkpoint(model: nn.Module, source: str | PathLike[str] | Mapping[str,
     """
     inner = unwrapped(model)
     if any(parameter.is_meta for parameter in inner.parameters()):
-        raise CheckpointError("the model is on the meta device and has no memory; call model.to_empty(device=...) first")
+        raise WeightsError("the model is on the meta device and has no memory; call model.to_empty(device=...) first")
     if isinstance(source, Mapping):
         origin, found = "the state dict", fit(state_dict_in(source), inner)
     else:
@@ -41,12 +42,12 @@ def load_checkpoint(model: nn.Module, source: str | PathLike[str] | Mapping[str,
     left_out = _leave_out(found.state, inner, reset_head)
     problems = misfits(found.state, inner)
     if any(problems):
-        raise CheckpointError(_message(origin, inner, problems), problems)
+        raise WeightsError(_message(origin, inner, problems), problems)
     inner.load_state_dict(found.state, strict=True)
     return Loaded(found.resized, left_out)
 
 
-def save_checkpoint(model: nn.Module, path: str | PathLike[str], *, metadata: Mapping[str, str] | None = None) -> None:
+def save_weights(model: nn.Module, path: str | PathLike[str], *, metadata: Mapping[str, str] | None = None) -> None:
     """Writes the model's parameters as safetensors, with how the model was made; the file appears whole or not at all.
 
     A model that was pruned for features is written as it is, and the file does not say how it was made.
@@ -100,7 +101,7 @@ def _grids(path: str | PathLike[str]) -> dict[str, Grid]:
             raise ValueError("a side is not positive")
         return found
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: its list of table sizes makes no sense ({error})") from error
+        raise WeightsError(f"{path} is damaged: its list of table sizes makes no sense ({error})") from error
 
 
 def _message(origin: str, model: nn.Module, problems: Misfits) -> list[str]:

@@ -1,0 +1,1 @@
+"""Weights files: reading, checking and writing them, and what is refused. Knows no model."""
