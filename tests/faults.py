@@ -21,14 +21,14 @@ import numpy as np
 import psutil
 from safetensors.torch import load
 
-from polaformer.recipes.classification import Classification
+from polaformer.tasks.classification.recipe import ClassificationRecipe
 
-PRELOADED = ["polaformer.recipes.running", "sklearn.datasets", "torch.utils.tensorboard", "timm", "faults", "commands"]
+PRELOADED = ["polaformer.tasks.running", "sklearn.datasets", "torch.utils.tensorboard", "timm", "faults", "commands"]
 STEPS = 40
 
 # 160 images in 4 epochs of 10 updates of two parts; mixup, drop path, an average of weights: everything that a resumed run
 # could get wrong.
-TINY = Classification(
+TINY = ClassificationRecipe(
     name="test/tiny",
     model="pola_deit_tiny",
     img_size=8,
@@ -92,7 +92,7 @@ def spawn(target: Callable[..., None], *arguments: Any) -> BaseProcess:
     return process
 
 
-def run(folder: Path, recipe: Classification, kill: Kill | None = None, processes: int = 1, port: int = 0) -> list[int]:
+def run(folder: Path, recipe: ClassificationRecipe, kill: Kill | None = None, processes: int = 1, port: int = 0) -> list[int]:
     """Begins or resumes a training in so many processes, waits for its end, and returns the exit codes."""
     started = spawn_run_in_processes(folder, recipe, processes, port, kill)
     for process in started:
@@ -131,19 +131,19 @@ def become(rank: int, processes: int, port: int) -> None:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 
 
-def spawn_run(folder: Path, recipe: Classification) -> BaseProcess:
+def spawn_run(folder: Path, recipe: ClassificationRecipe) -> BaseProcess:
     return spawn(_child, folder, recipe, None, 0, 1, 0)
 
 
 def spawn_run_in_processes(
-    folder: Path, recipe: Classification, processes: int, port: int, kill: Kill | None = None
+    folder: Path, recipe: ClassificationRecipe, processes: int, port: int, kill: Kill | None = None
 ) -> list[BaseProcess]:
     return [spawn(_child, folder, recipe, kill, rank, processes, port) for rank in range(processes)]
 
 
-def _child(folder: Path, recipe: Classification, kill: Kill | None, rank: int, processes: int, port: int) -> None:
+def _child(folder: Path, recipe: ClassificationRecipe, kill: Kill | None, rank: int, processes: int, port: int) -> None:
     from polaformer.errors import StoppedError
-    from polaformer.recipes.running import resume, train
+    from polaformer.tasks.running import resume, train
 
     become(rank, processes, port)
     os.dup2(os.open(folder.parent / f"{folder.name}-stderr-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
@@ -258,5 +258,5 @@ def tensor_bytes(content: bytes) -> dict[str, tuple[tuple[int, ...], bytes]]:
     return {name: (tuple(one.shape), one.numpy().tobytes()) for name, one in load(content).items()}
 
 
-def tiny(data: str, **changes: Any) -> Classification:
+def tiny(data: str, **changes: Any) -> ClassificationRecipe:
     return replace(TINY, data=data, **changes)

@@ -20,7 +20,11 @@ class DataError(ValueError):
         super().__init__("\n".join(shown(line) for line in lines))
 
 
-class ImageError(DataError):
+class SampleError(DataError):
+    """One sample cannot be used; the others can."""
+
+
+class ImageError(SampleError):
     """One image cannot be used."""
 
 

@@ -8,8 +8,12 @@ import errno
 import io
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
+
+from polaformer.errors import CannotWriteError
 
 MOST_BYTES = 2**30  # of one image, array file, configuration or journal
 
@@ -71,6 +75,19 @@ def write_whole(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+@contextmanager
+def writing(what: str | PathLike[str]) -> Iterator[None]:
+    """Turns a failure of the operating system inside into a CannotWriteError that names what could not be written."""
+    try:
+        yield
+    except CannotWriteError:
+        raise
+    except OSError as error:
+        raise CannotWriteError(
+            f"cannot write to {what}: {reason(error)}; make room, or give a place that can be written to"
+        ) from error
 
 
 def too_large(size: int, most: int = MOST_BYTES) -> str:

@@ -1,7 +1,6 @@
 """The report of trainings, and the attention maps that it shows: those that the layers apply."""
 
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from math import log
 from pathlib import Path
@@ -21,8 +20,11 @@ from polaformer.attention import AttentionLayer, WindowAttention
 from polaformer.data.arrays import Arrays
 from polaformer.data.transforms import Preprocessing
 from polaformer.errors import CannotWriteError, ImageError
-from polaformer.tasks.classification import Counts
-from polaformer.tasks.classifier import Classifier
+from polaformer.tasks.classification.figures import of_classifier
+from polaformer.tasks.classification.objective import Counts
+from polaformer.tasks.classification.predictor import Classifier
+from polaformer.tasks.classification.recipe import ClassificationRecipe
+from polaformer.tasks.figures import AttentionOn, Predictions
 
 NASTY = "<script>alert(1)</script>"
 GLOBAL = ["pola_deit_tiny", "softmax_deit_tiny", "pola_pvt_tiny", "softmax_pvt_tiny"]
@@ -171,24 +173,39 @@ class Page(HTMLParser):
 
 
 def run_result(
-    model: nn.Module | None = None, *, num_classes: int = 5, channels: int = 3, num_images: int = 20, **changes: Any
+    model: nn.Module | None = None,
+    *,
+    num_classes: int = 5,
+    channels: int = 3,
+    num_images: int = 20,
+    classes: tuple[str, ...] | None = None,
+    num_whole: int | None = None,
+    **changes: Any,
 ) -> RunResult:
+    """A run as a classification job reports it; num_whole: images that can be read, all of them unless given."""
     generator = np.random.default_rng(0)
     shape = (num_images, 20, 28, 3) if channels == 3 else (num_images, 20, 28)
     labels = generator.integers(0, num_classes, num_images)
-    classes = tuple(f"class {label}" for label in range(num_classes))
+    classes = classes or tuple(f"class {label}" for label in range(num_classes))
     model = model or small("pola_deit_tiny", num_classes=num_classes, in_chans=channels, img_size=16)
     counts = Counts(num_classes)
     counts.confusion += 9 * torch.eye(num_classes, dtype=torch.long)
     counts.confusion[0, 1] = 3
     wall = {"wall": {"seconds": 7.5}, "epoch": 1.0, "step": 3}
     journal = [{"kind": "train", "loss": 1.25, **wall}, {"kind": "eval", "accuracy": 61.5, "unreadable": 2, **wall}]
+    classifier = Classifier(model, classes, Preprocessing((16, 16), (0.5,) * channels, (0.25,) * channels))
+    source = Damaged(generator.integers(0, 256, shape, dtype=np.uint8), labels, classes, "test")
+    source.num_whole = num_images if num_whole is None else num_whole
     values = {
         "name": "PolaFormer",
-        "classifier": Classifier(model, classes, Preprocessing((16, 16), (0.5,) * channels, (0.25,) * channels)),
-        "counts": counts,
+        "parameters": 1234,
+        "words": ClassificationRecipe.words,
+        "split": "val",
+        "record": counts.record(),
+        "summary": counts.summary(),
+        "num_unreadable": 2,
         "journal": journal,
-        "val": Arrays(generator.integers(0, 256, shape, dtype=np.uint8), labels, classes, "test"),
+        "figures": of_classifier(classifier, counts, source),
         "settings": {"model": "pola_deit_tiny", "lr": 1e-3, "dims": (16,), "checkpoint": None},
     }
     return RunResult(**(values | changes))
@@ -205,22 +222,15 @@ class Damaged(Arrays):
         return super().read(index, channels)
 
 
-def damaged(val: Any, num_whole: int) -> Damaged:
-    found = Damaged(val.images, np.array(val.labels), val.classes, "test")
-    found.num_whole = num_whole
-    return found
-
-
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Page:
     """The report of two runs of one name, with names that would be code or formulas."""
     torch.manual_seed(0)
-    one = run_result(num_classes=6)
     classes = (NASTY, "$\\frac$ &", '" onload="', "猫", "bad \udcff", "a")
-    classifier = Classifier(one.classifier.model, classes, one.classifier.preprocessing)
+    one = run_result(num_classes=6, classes=classes)
     model = small("softmax_deit_tiny", num_classes=6, img_size=16)
     other = run_result(model, num_classes=6, settings={"model": NASTY, "lr": 1e-3, "dims": (16,), "depths": (2,)})
-    runs = [replace(one, classifier=classifier), other]
+    runs = [one, other]
     path = tmp_path_factory.mktemp("report") / "report.html"
     write_report(path, f"Digits {NASTY}", runs, lead=f"lead {NASTY}", command=f"polaformer train {NASTY}")
     return Page(path)
@@ -245,7 +255,7 @@ def test_runs_of_one_name_are_told_apart_and_settings_that_differ_are_marked(pai
 
 
 def test_the_table_holds_the_numbers_of_counts_and_journal(pair: Page) -> None:
-    for text in ("54 / 57", "94.74 %", "top-5", "1.250", "7.5 s", "nats", "2 could not be read"):
+    for text in ("54 of 57", "94.74 %", "top-5", "1.250", "7.5 s", "nats", "2 could not be read"):
         assert text in pair.source
 
 
@@ -271,8 +281,10 @@ def test_any_number_of_classes_channels_and_images_is_reported(tmp_path: Path, o
 
 def test_the_mean_entropy_is_that_of_all_blocks_streams_and_images() -> None:
     run = run_result(num_images=3)
-    prepared = torch.stack([run.classifier.preprocessing.transform()(run.val.read(index, 3)) for index in range(3)])
-    found = [mean for block in attention_maps(run.classifier.model, prepared) for mean in block.entropy.values()]
+    shown = run.figures["Attention maps"]
+    assert isinstance(shown, AttentionOn)
+    assert len(shown.images) == 3
+    found = [mean for block in attention_maps(shown.model, torch.stack(shown.images)) for mean in block.entropy.values()]
     assert len(found) == 4
     assert run.mean_entropy == pytest.approx(sum(found) / 4, abs=1e-5)
     assert run_result(Pooled(5)).mean_entropy is None
@@ -290,8 +302,9 @@ class Pooled(nn.Module):
 
 
 def test_what_cannot_be_shown_is_said(tmp_path: Path) -> None:
-    run = run_result(Pooled(5), journal=[{"kind": "train", "loss": 2.0, "epoch": 1.0, "wall": {"seconds": 1.0}}])
-    write_report(tmp_path / "report.html", "few", [replace(run, val=damaged(run.val, 0))])
+    journal = [{"kind": "train", "loss": 2.0, "epoch": 1.0, "wall": {"seconds": 1.0}}]
+    runs = [run_result(Pooled(5), journal=journal, num_whole=0), run_result(Pooled(5), journal=journal)]
+    write_report(tmp_path / "report.html", "few", runs)
     page = Page(tmp_path / "report.html")
     page.check_self_contained()
     assert "None of the validation images could be read" in page.source
@@ -300,13 +313,16 @@ def test_what_cannot_be_shown_is_said(tmp_path: Path) -> None:
 
 
 def test_wrong_predictions_come_first_and_unreadable_images_are_passed_over() -> None:
-    run = run_result(Pooled(2), num_classes=2, num_images=40)
-    samples = report._samples(run)
+    found = run_result(Pooled(2), num_classes=2, num_images=40).figures["Predictions"]
+    assert isinstance(found, Predictions)
+    samples = found.samples
     num_wrong = sum(not sample.is_right for sample in samples)
-    assert 0 < num_wrong <= report.MOST_WRONG
+    assert 0 < num_wrong <= found.most_wrong
     assert [sample.is_right for sample in samples] == [False] * num_wrong + [True] * (len(samples) - num_wrong)
     assert all((sample.true == sample.predicted) == sample.is_right for sample in samples)
-    assert len(report._samples(replace(run, val=damaged(run.val, 3)))) == 3
+    few = run_result(Pooled(2), num_classes=2, num_images=40, num_whole=3).figures["Predictions"]
+    assert isinstance(few, Predictions)
+    assert len(few.samples) == 3
 
 
 def test_the_query_is_where_the_stroke_is_on_dark_and_on_light_ground() -> None:

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 import faults
 from commands import run
-from polaformer.recipes.running import train as train_recipe
+from polaformer.tasks.running import train as train_recipe
 
 USAGE, BAD_DATA, CANNOT_WRITE = 2, 65, 74
 LONG = "a" * 300

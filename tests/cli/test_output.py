@@ -19,7 +19,7 @@ from polaformer.cli.training_view import TrainingView
 from polaformer.data.checking import FORMAT
 from polaformer.data.transforms import Preprocessing
 from polaformer.errors import DataError, SettingsError
-from polaformer.tasks.classifier import describe
+from polaformer.tasks.classification.predictor import describe
 
 # Clears the screen, colours (C1), turns the text round, goes back to the start of the line; and rich's markup and smileys.
 HOSTILE = "a\x1b[2Jb\x9b31mc\u202ed\re\x7f[bold]f[/bold]:warning:"

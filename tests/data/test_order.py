@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from polaformer.data.arrays import Arrays
+from polaformer.data.labelled_images import ImageReader, LabelledImages
 from polaformer.data.order import Key, Order, Share
 from polaformer.data.randomness import derive, reseed, seeded
-from polaformer.data.samples import MOST_REPLACEMENTS, Batch, Samples, batches
+from polaformer.data.samples import MOST_REPLACEMENTS, Samples, batches
 from polaformer.data.sources import Source, open_data
 from polaformer.data.transforms import Preprocessing, Transform, training_transform
 from polaformer.errors import DataError, ImageError
@@ -61,9 +62,9 @@ class Broken(Arrays):
         return super().read(index, channels)
 
 
-def samples_of(source: Source | None = None, *, seed: int = SEED, on_bad_image: str = "error", replace: bool = True) -> Samples:
+def samples_of(source: Source | None = None, *, seed: int = SEED, on_bad: str = "error", replace: bool = True) -> Samples:
     source = arrays() if source is None else source
-    return Samples(source, all_augmentations(), channels=3, seed=seed, on_bad_image=on_bad_image, replace=replace)
+    return Samples(ImageReader(source, all_augmentations(), channels=3), seed=seed, on_bad=on_bad, replace=replace)
 
 
 def taken(
@@ -75,14 +76,14 @@ def taken(
     world: int = 1,
     accumulation: int = 1,
     num_workers: int = 0,
-) -> list[Batch]:
+) -> list[LabelledImages]:
     """The first parts that a process gets, from a step on."""
     keys = Order(NUM_SAMPLES, BATCH_SIZE, SEED).parts(first_step, rank=rank, world=world, accumulation=accumulation)
     with closing(batches(samples, keys, num_workers=num_workers)) as found:
         return list(islice(found, number))
 
 
-def assert_equal(some: list[Batch], others: list[Batch]) -> None:
+def assert_equal(some: list[LabelledImages], others: list[LabelledImages]) -> None:
     assert len(some) == len(others)
     for one, other in zip(some, others, strict=True):
         assert torch.equal(one.images, other.images)
@@ -91,8 +92,13 @@ def assert_equal(some: list[Batch], others: list[Batch]) -> None:
         assert one.bad == other.bad
 
 
+def triples(batch: LabelledImages) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Image, label and place of every sample."""
+    return list(zip(batch.images, batch.labels, batch.indices, strict=True))
+
+
 @pytest.fixture(scope="module")
-def three_epochs() -> list[Batch]:
+def three_epochs() -> list[LabelledImages]:
     return taken(samples_of(), STEPS_OF_THREE_EPOCHS)
 
 
@@ -100,24 +106,26 @@ def three_epochs() -> list[Batch]:
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 4])
-def test_batches_are_bitwise_equal_whatever_the_number_of_workers(num_workers: int, three_epochs: list[Batch]) -> None:
+def test_batches_are_bitwise_equal_whatever_the_number_of_workers(num_workers: int, three_epochs: list[LabelledImages]) -> None:
     assert_equal(taken(samples_of(), STEPS_OF_THREE_EPOCHS, num_workers=num_workers), three_epochs)
 
 
 @pytest.mark.parametrize("first_step", range(STEPS_OF_THREE_EPOCHS))
-def test_batches_are_bitwise_equal_whatever_the_step_that_reading_starts_at(first_step: int, three_epochs: list[Batch]) -> None:
+def test_batches_are_bitwise_equal_whatever_the_step_that_reading_starts_at(
+    first_step: int, three_epochs: list[LabelledImages]
+) -> None:
     rest = three_epochs[first_step:]
     assert_equal(taken(samples_of(), len(rest), first_step=first_step), rest)
 
 
-def test_batches_are_bitwise_equal_with_workers_from_the_middle_of_an_epoch(three_epochs: list[Batch]) -> None:
+def test_batches_are_bitwise_equal_with_workers_from_the_middle_of_an_epoch(three_epochs: list[LabelledImages]) -> None:
     assert_equal(taken(samples_of(), 4, first_step=4, num_workers=2), three_epochs[4:8])
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_processes_and_parts_share_each_update_out_and_change_nothing_in_it(
-    world: int, accumulation: int, three_epochs: list[Batch]
+    world: int, accumulation: int, three_epochs: list[LabelledImages]
 ) -> None:
     shares = [
         taken(samples_of(), STEPS_OF_THREE_EPOCHS * accumulation, rank=rank, world=world, accumulation=accumulation)
@@ -126,20 +134,20 @@ def test_processes_and_parts_share_each_update_out_and_change_nothing_in_it(
     for step, whole in enumerate(three_epochs):
         parts = [part for share in shares for part in share[step * accumulation : (step + 1) * accumulation]]
         assert {len(part.labels) for part in parts} == {BATCH_SIZE // (world * accumulation)}
-        found = {int(index): (image, int(label)) for part in parts for image, label, index in zip(*part[:3], strict=True)}
+        found = {int(index): (image, int(label)) for part in parts for image, label, index in triples(part)}
         assert len(found) == BATCH_SIZE
-        for image, label, index in zip(*whole[:3], strict=True):
+        for image, label, index in triples(whole):
             assert torch.equal(found[int(index)][0], image)
             assert found[int(index)][1] == int(label)
 
 
 def test_an_image_is_augmented_the_same_way_whatever_was_read_and_drawn_before() -> None:
     samples, others = samples_of(), samples_of()
-    first = samples[Key(2, 7)].image
+    first = samples[Key(2, 7)].content.image
     for index in (1, 7, 3):
         others[Key(1, index)]
     reseed(99)
-    second = others[Key(2, 7)].image
+    second = others[Key(2, 7)].content.image
     assert first is not None
     assert second is not None
     assert torch.equal(first, second)
@@ -148,7 +156,7 @@ def test_an_image_is_augmented_the_same_way_whatever_was_read_and_drawn_before()
 def test_every_epoch_every_image_and_every_seed_is_augmented_in_a_way_of_its_own() -> None:
     plain = Arrays(np.tile(arrays().images[:1], (20, 1, 1, 1)), np.zeros(20, int), ("a", "b"), "train")
     keys = [(seed, epoch, index) for seed in range(3) for epoch in range(3) for index in range(3)]
-    found = [samples_of(plain, seed=seed)[Key(epoch, index)].image for seed, epoch, index in keys]
+    found = [samples_of(plain, seed=seed)[Key(epoch, index)].content.image for seed, epoch, index in keys]
     assert len({one.numpy().tobytes() for one in found if one is not None}) == len(keys)
 
 
@@ -246,12 +254,12 @@ def test_seeded_starts_all_three_generators_and_puts_them_back(fails: bool) -> N
 
 @pytest.mark.parametrize("num_workers", [1, 2, 4])
 def test_a_bad_image_is_replaced_by_the_same_one_whatever_the_number_of_workers(num_workers: int) -> None:
-    alone = taken(samples_of(Broken(), on_bad_image="skip"), STEPS_OF_THREE_EPOCHS)
-    assert_equal(taken(samples_of(Broken(), on_bad_image="skip"), STEPS_OF_THREE_EPOCHS, num_workers=num_workers), alone)
+    alone = taken(samples_of(Broken(), on_bad="skip"), STEPS_OF_THREE_EPOCHS)
+    assert_equal(taken(samples_of(Broken(), on_bad="skip"), STEPS_OF_THREE_EPOCHS, num_workers=num_workers), alone)
 
 
-def test_bad_images_are_replaced_counted_and_listed(three_epochs: list[Batch]) -> None:
-    found = taken(samples_of(Broken(), on_bad_image="skip"), STEPS_OF_THREE_EPOCHS)
+def test_bad_images_are_replaced_counted_and_listed(three_epochs: list[LabelledImages]) -> None:
+    found = taken(samples_of(Broken(), on_bad="skip"), STEPS_OF_THREE_EPOCHS)
     replacements = set()
     for batch, whole in zip(found, three_epochs, strict=True):
         assert batch.images.shape == whole.images.shape
@@ -271,15 +279,15 @@ def test_bad_images_are_replaced_counted_and_listed(three_epochs: list[Batch]) -
 
 def test_a_replacement_depends_on_seed_epoch_and_index() -> None:
     keys = [(seed, epoch, index) for seed in range(4) for epoch in range(4) for index in Broken.bad]
-    found = [samples_of(Broken(), seed=seed, on_bad_image="skip")[Key(epoch, index)].index for seed, epoch, index in keys]
-    again = [samples_of(Broken(), seed=seed, on_bad_image="skip")[Key(epoch, index)].index for seed, epoch, index in keys]
+    found = [samples_of(Broken(), seed=seed, on_bad="skip")[Key(epoch, index)].index for seed, epoch, index in keys]
+    again = [samples_of(Broken(), seed=seed, on_bad="skip")[Key(epoch, index)].index for seed, epoch, index in keys]
     assert found == again
     assert len(set(found)) > 15
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_in_an_evaluation_a_bad_image_is_left_out_and_listed(num_workers: int) -> None:
-    samples = samples_of(Broken(), on_bad_image="skip", replace=False)
+    samples = samples_of(Broken(), on_bad="skip", replace=False)
     found = list(batches(samples, Share(NUM_SAMPLES, 1), num_workers=num_workers))
     assert [index for batch in found for index in batch.indices.tolist()] == [
         index for index in range(NUM_SAMPLES) if index not in Broken.bad
@@ -292,8 +300,8 @@ def test_data_that_are_all_bad_are_given_up_with_the_last_reason() -> None:
     class Hopeless(Broken):
         bad = tuple(range(NUM_SAMPLES))
 
-    with pytest.raises(DataError, match=rf"{MOST_REPLACEMENTS} images in a row cannot be used, .* is damaged; check the data"):
-        samples_of(Hopeless(), on_bad_image="skip")[Key(0, 1)]
+    with pytest.raises(DataError, match=rf"{MOST_REPLACEMENTS} samples in a row cannot be used, .* is damaged; check the data"):
+        samples_of(Hopeless(), on_bad="skip")[Key(0, 1)]
 
 
 @pytest.fixture

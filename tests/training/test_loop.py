@@ -14,13 +14,14 @@ import torch
 from PIL import Image
 
 import faults
+from polaformer.data.labelled_images import LabelledImages
 from polaformer.data.sources import open_data
 from polaformer.errors import CannotWriteError, DataError, DivergedError, ImageError, SettingsError
-from polaformer.recipes.classification import Classification
-from polaformer.recipes.jobs import ClassificationJob
 from polaformer.recipes.registry import find
-from polaformer.recipes.running import recipe_of, replay, resume, train
-from polaformer.tasks.classifier import load_classifier
+from polaformer.tasks.classification.job import ClassificationJob
+from polaformer.tasks.classification.predictor import load_classifier
+from polaformer.tasks.classification.recipe import ClassificationRecipe
+from polaformer.tasks.running import recipe_of, replay, resume, train
 from polaformer.training import checkpoint, divergence, journal
 from polaformer.training.engine import NonFiniteError
 from polaformer.training.loop import Training
@@ -34,7 +35,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def recipe(data: str) -> Classification:
+def recipe(data: str) -> ClassificationRecipe:
     return faults.tiny(data, epochs=1)
 
 
@@ -46,11 +47,11 @@ def evaluations(folder: Path) -> list[dict[str, Any]]:
     return [line for line in journal.read(folder) if line["kind"] == "eval"]
 
 
-def training_of(recipe: Classification, folder: Path) -> Training:
-    return Training(recipe.job(), recipe, Run.create(folder, {}), start(recipe.precision), quiet)
+def training_of(recipe: ClassificationRecipe, folder: Path) -> Training:
+    return Training(recipe.job(), recipe, Run.create(folder, {}), start(recipe.precision), quiet, recipe.words)
 
 
-def test_a_run_leaves_all_that_the_user_needs(recipe: Classification, tmp_path: Path) -> None:
+def test_a_run_leaves_all_that_the_user_needs(recipe: ClassificationRecipe, tmp_path: Path) -> None:
     finished = train(recipe, tmp_path / "run", quiet)
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names >= {"config.json", "journal.jsonl", "metrics.csv", "tensorboard", "checkpoints", "model.safetensors"}
@@ -63,7 +64,7 @@ def test_a_run_leaves_all_that_the_user_needs(recipe: Classification, tmp_path: 
     assert loaded.classes == finished.job.data.classes
     assert loaded.preprocessing == finished.job.preprocessing
     images = [finished.job.data.val.read(index, 1) for index in range(5)]
-    assert loaded.predict(images) == finished.classifier.predict(images)
+    assert loaded.predict(images) == finished.predictor.predict(images)
 
 
 def test_training_learns(data: str, tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ class Poison:
 
     def __init__(self, job: ClassificationJob, kind: str, value: float, at: int) -> None:
         self.job, self.kind, self.value, self.at = job, kind, value, at
-        self.task, self.mixup, self.calls = job.task, job.task.mixup, 0
+        self.task, self.mixup, self.calls = job.objective, job.objective.mixup, 0
 
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
         self.calls += 1
@@ -110,18 +111,18 @@ class Poison:
 @pytest.mark.parametrize("kind", ["loss", "gradient"])
 @pytest.mark.parametrize("at", [1, 2, 12])  # the first part of the first update, its second part, a later update
 def test_what_is_not_finite_stops_before_the_update_and_leaves_the_batch(
-    kind: str, value: float, at: int, recipe: Classification, tmp_path: Path
+    kind: str, value: float, at: int, recipe: ClassificationRecipe, tmp_path: Path
 ) -> None:
     """Row C8."""
     training = training_of(recipe, tmp_path / "run")
-    training.engine.task = Poison(training.job, kind, value, at)  # type: ignore[arg-type]
+    training.engine.objective = Poison(training.job, kind, value, at)  # type: ignore[arg-type]
     with pytest.raises(DivergedError, match=r"nothing was updated. The batch is kept in .*diverged"):
         training.train()
     step = (at - 1) // recipe.accumulation
     weights = {name: one.detach().clone() for name, one in training.engine.inner.named_parameters()}
     assert checkpoint.newest(tmp_path / "run" / "checkpoints").path.name == f"step-{step:09d}"  # type: ignore[union-attr]
     [left] = (tmp_path / "run" / "diverged").iterdir()
-    parts, about = divergence.read(left)
+    parts, about = divergence.read(left, LabelledImages)
     assert (about["step"], about["rank"], len(parts)) == (step, 0, recipe.accumulation)
     assert about["names"][0].startswith("train/")
     assert sum(len(part.labels) for part in parts) == recipe.batch_size == len(about["names"])
@@ -141,22 +142,23 @@ def test_a_diverged_batch_can_be_replayed(data: str, tmp_path: Path) -> None:
     found = replay(tmp_path / "run")
     [one] = found.values()
     assert one.bad_parameters
-    assert f"at step {divergence.read(next(iter(found)))[1]['step']}" in str(caught.value)
+    assert f"at step {divergence.read(next(iter(found)), LabelledImages)[1]['step']}" in str(caught.value)
     with pytest.raises(DivergedError):
         resume(tmp_path / "run", quiet)
 
 
-def test_a_replay_gives_the_loss_and_gradient_of_the_update_each_time(recipe: Classification, tmp_path: Path) -> None:
+def test_a_replay_gives_the_loss_and_gradient_of_the_update_each_time(recipe: ClassificationRecipe, tmp_path: Path) -> None:
     """Mixup included: what is left behind is the batch before it, and it is mixed in the same way again."""
     training = training_of(replace(recipe, clip_norm=None), tmp_path / "run")
-    assert training.job.task.mixup is not None
+    assert training.job.objective.mixup is not None
     batches = training.job.training_batches(0, 0, 1)
     parts = [next(batches) for _ in range(2)]
     about = {"step": 0, "rank": 0, "seed": recipe.seed}
     training.engine.optimizer.step = lambda: None
     update = training.engine.update(parts, 0)
     error = NonFiniteError(update.loss, update.grad_norm, update.lr, True)
-    stored, known = divergence.read(divergence.leave_behind(tmp_path, parts, ["a"] * 16, error, about))
+    left = divergence.leave_behind(tmp_path, parts, ["a"] * 16, error, about)
+    stored, known = divergence.read(left, LabelledImages)
     for _ in range(2):
         again = divergence.replay(training.engine, stored, known)
         assert again.loss == pytest.approx(update.loss, rel=1e-6)
@@ -209,7 +211,7 @@ def test_a_bad_validation_image_ends_the_run_after_it_was_saved(tmp_path: Path) 
     assert evaluations(tmp_path / "run")[-1]["unreadable"] == 1
 
 
-def test_a_worker_that_the_system_ends_is_one_error_and_nothing_is_lost(recipe: Classification, tmp_path: Path) -> None:
+def test_a_worker_that_the_system_ends_is_one_error_and_nothing_is_lost(recipe: ClassificationRecipe, tmp_path: Path) -> None:
     def kill_workers(event: str, record: dict[str, Any]) -> None:
         if event == "update" and record["step"] == 4:
             for child in psutil.Process().children():
@@ -232,7 +234,7 @@ def test_bad_validation_images_are_left_out_and_counted(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_one_error_and_the_older_checkpoints_are_intact(
-    recipe: Classification, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: ClassificationRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training = training_of(recipe, tmp_path / "run")
     written: list[int] = []
@@ -251,7 +253,9 @@ def test_a_full_disk_is_one_error_and_the_older_checkpoints_are_intact(
     assert checkpoint.newest(run / "checkpoints") is not None
 
 
-def test_the_journal_is_on_the_disk_before_a_checkpoint_that_counts_its_bytes(recipe: Classification, tmp_path: Path) -> None:
+def test_the_journal_is_on_the_disk_before_a_checkpoint_that_counts_its_bytes(
+    recipe: ClassificationRecipe, tmp_path: Path
+) -> None:
     """Else a power cut could leave a checkpoint that knows of more lines than there are, which is refused."""
     calls: list[tuple[str, str]] = []
 
@@ -268,7 +272,7 @@ def test_the_journal_is_on_the_disk_before_a_checkpoint_that_counts_its_bytes(re
     assert calls.count(("journal", "write")) > 2
 
 
-def test_two_processes_cannot_train_one_run(recipe: Classification, tmp_path: Path) -> None:
+def test_two_processes_cannot_train_one_run(recipe: ClassificationRecipe, tmp_path: Path) -> None:
     training = training_of(recipe, tmp_path / "run")
     with training.run.alone(), pytest.raises(SettingsError, match="is being trained by another process"):
         training.train()
@@ -304,11 +308,11 @@ def test_two_processes_cannot_train_one_run(recipe: Classification, tmp_path: Pa
     ids=str,
 )
 def test_every_option_trains_and_resumes_to_the_same_bits(
-    changes: dict[str, Any], recipe: Classification, tmp_path: Path
+    changes: dict[str, Any], recipe: ClassificationRecipe, tmp_path: Path
 ) -> None:
     changed = replace(recipe, **changes)
     finished = train(changed, tmp_path / "whole", quiet)
-    assert np.isfinite(finished.counts.loss)
+    assert np.isfinite(finished.counts["val"].loss)
     whole = faults.outcome(tmp_path / "whole")
     stopped = training_of(changed, tmp_path / "stopped")
     (tmp_path / "stopped" / "config.json").write_bytes((tmp_path / "whole" / "config.json").read_bytes())
@@ -335,17 +339,17 @@ def test_parts_of_a_batch_give_the_gradient_of_the_whole(data: str, tmp_path: Pa
     assert norms[1:] == pytest.approx(norms[:1] * 2, rel=1e-12)
 
 
-def test_the_average_of_weights_is_what_is_evaluated_and_shipped(recipe: Classification, tmp_path: Path) -> None:
+def test_the_average_of_weights_is_what_is_evaluated_and_shipped(recipe: ClassificationRecipe, tmp_path: Path) -> None:
     finished = train(recipe, tmp_path / "run", quiet)
     found = checkpoint.newest(tmp_path / "run" / "checkpoints")
     assert found is not None
     shipped = faults.outcome(tmp_path / "run")["shipped"]
     assert shipped == faults.tensor_bytes(found.files["ema.safetensors"])
     assert shipped != faults.tensor_bytes(found.files["model.safetensors"])
-    assert finished.counts.samples == 23
+    assert finished.counts["val"].samples == 23
 
 
-def test_the_average_of_weights_begins_with_those_of_the_second_update(recipe: Classification, tmp_path: Path) -> None:
+def test_the_average_of_weights_begins_with_those_of_the_second_update(recipe: ClassificationRecipe, tmp_path: Path) -> None:
     """The weights that a run starts from are no part of it."""
     engine = (training := training_of(recipe, tmp_path / "run")).engine
     batches = training.job.training_batches(0, 0, 1)
@@ -359,7 +363,7 @@ def test_the_average_of_weights_begins_with_those_of_the_second_update(recipe: C
     assert any(not torch.equal(average[name], weights[name]) for name in weights)
 
 
-def test_fp16_without_a_gpu_is_refused_before_anything_is_written(recipe: Classification, tmp_path: Path) -> None:
+def test_fp16_without_a_gpu_is_refused_before_anything_is_written(recipe: ClassificationRecipe, tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(SettingsError, match=r"fp16.*needs a GPU"):
@@ -369,7 +373,7 @@ def test_fp16_without_a_gpu_is_refused_before_anything_is_written(recipe: Classi
 
 @pytest.mark.parametrize("name", ["adahessian", "kron", "fusedadam", "bnbadam", "no such thing"])
 def test_an_optimiser_that_cannot_be_used_or_saved_is_refused_before_the_work(
-    name: str, recipe: Classification, tmp_path: Path
+    name: str, recipe: ClassificationRecipe, tmp_path: Path
 ) -> None:
     # kron compiles its step, for which a compiler would be started; without it, it is refused for the same reason.
     with torch.compiler.set_stance("force_eager"), pytest.raises(SettingsError, match="optimizer is"):
@@ -386,12 +390,12 @@ def test_a_folder_called_digits_does_not_stand_for_the_digits(tmp_path: Path, mo
 
 
 @pytest.mark.faults
-def test_a_compiled_model_trains_and_ships_plain_weights(recipe: Classification, tmp_path: Path) -> None:
+def test_a_compiled_model_trains_and_ships_plain_weights(recipe: ClassificationRecipe, tmp_path: Path) -> None:
     train(replace(recipe, compile=True), tmp_path / "run", quiet)
     load_classifier(tmp_path / "run" / "model.safetensors")
 
 
-def test_a_shorter_journal_than_the_checkpoint_knows_is_an_error(recipe: Classification, tmp_path: Path) -> None:
+def test_a_shorter_journal_than_the_checkpoint_knows_is_an_error(recipe: ClassificationRecipe, tmp_path: Path) -> None:
     train(recipe, tmp_path / "run", quiet)
     (tmp_path / "run" / "journal.jsonl").write_text("")
     with pytest.raises(DataError, match="shorter than when the checkpoint was written"):
@@ -413,7 +417,7 @@ def write_folder(root: Path, broken: int = 0) -> Path:
     return root
 
 
-def of_folder(folder: Path, workers: int) -> Classification:
+def of_folder(folder: Path, workers: int) -> ClassificationRecipe:
     """Two epochs; all images of an epoch are used."""
     number = len(open_data(str(folder)).train)
     small = {"accumulation": 1, "mixup": 0.0, "cutmix": 0.0, "epochs": 2, "save_every": 100, "log_every": 100}
@@ -423,7 +427,7 @@ def of_folder(folder: Path, workers: int) -> Classification:
 
 
 def test_a_run_can_be_resumed_from_another_folder_and_without_the_weights_it_started_from(
-    recipe: Classification, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: ClassificationRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     faults.write_data(tmp_path / "here.npz")
@@ -441,14 +445,14 @@ def test_a_run_can_be_resumed_from_another_folder_and_without_the_weights_it_sta
         resume(tmp_path / "second", quiet)
 
 
-def test_other_data_than_a_run_was_begun_with_are_refused(recipe: Classification, tmp_path: Path) -> None:
+def test_other_data_than_a_run_was_begun_with_are_refused(recipe: ClassificationRecipe, tmp_path: Path) -> None:
     train(recipe, tmp_path / "run", quiet)
     other = faults.write_data(tmp_path / "other.npz", num_train=96)
     with pytest.raises(DataError, match=r"the data are not those that .* was begun with"):
         resume(tmp_path / "run", quiet, {"data": other})
 
 
-def test_starting_weights_for_other_classes_keep_all_but_the_classifier(recipe: Classification, tmp_path: Path) -> None:
+def test_starting_weights_for_other_classes_keep_all_but_the_classifier(recipe: ClassificationRecipe, tmp_path: Path) -> None:
     finished = train(recipe, tmp_path / "run", quiet)
     weights = str(tmp_path / "run" / "model.safetensors")
     found = np.load(recipe.data or "")
@@ -456,7 +460,7 @@ def test_starting_weights_for_other_classes_keep_all_but_the_classifier(recipe: 
     arrays = {"x_train": found["x_train"][chosen[0]], "y_train": found["y_train"][chosen[0]]}
     np.savez(tmp_path / "three.npz", **arrays, x_test=found["x_test"][chosen[1]], y_test=found["y_test"][chosen[1]])
     job = replace(recipe, data=str(tmp_path / "three.npz"), checkpoint=weights, img_size=12).job()
-    trained = finished.classifier.model.state_dict()
+    trained = finished.predictor.model.state_dict()
     for name, tensor in job.model.state_dict().items():
         if tensor.shape == trained[name].shape and not name.startswith("head."):
             assert torch.equal(tensor, trained[name]), name

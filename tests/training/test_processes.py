@@ -11,13 +11,13 @@ from safetensors.torch import load_file, save_file
 
 import faults
 from faults import free_port
-from polaformer.recipes.classification import Classification
+from polaformer.tasks.classification.recipe import ClassificationRecipe
 from polaformer.training.slurm import first_host, slurm_variables
 
 TOLERANCE = 1e-12
 
 
-def gradients_of_a_step(recipes: dict[str, Classification], step: int, target: str) -> None:
+def gradients_of_a_step(recipes: dict[str, ClassificationRecipe], step: int, target: str) -> None:
     """Writes the gradients that an update of each recipe is made with, from one of several processes."""
     from polaformer.training.engine import Engine, taken
     from polaformer.training.processes import start
@@ -25,7 +25,7 @@ def gradients_of_a_step(recipes: dict[str, Classification], step: int, target: s
     found: dict[str, torch.Tensor] = {}
     for key, recipe in recipes.items():
         job, accelerator = recipe.job(), start(recipe.precision)
-        engine = Engine(job.model, job.task, recipe, job.steps_per_epoch, accelerator)
+        engine = Engine(job.model, job.objective, recipe, job.steps_per_epoch, accelerator)
 
         def keep(key: str = key, engine: Engine = engine) -> None:
             gradients = {name: one.grad for name, one in engine.inner.named_parameters()}
@@ -39,10 +39,10 @@ def gradients_of_a_step(recipes: dict[str, Classification], step: int, target: s
         save_file(found, target)
 
 
-def counts_of_processes(recipe: Classification, sizes: tuple[int, ...], target: str) -> None:
+def counts_of_processes(recipe: ClassificationRecipe, sizes: tuple[int, ...], target: str) -> None:
     """Writes what an evaluation counts on the first images of the data, for several numbers of them."""
     from polaformer.data.sources import Data, Part
-    from polaformer.recipes.jobs import ClassificationJob
+    from polaformer.tasks.classification.job import ClassificationJob
     from polaformer.training.evaluation import count
     from polaformer.training.processes import start
 
@@ -51,8 +51,8 @@ def counts_of_processes(recipe: Classification, sizes: tuple[int, ...], target: 
     for size in sizes:
         whole = recipe.job().data
         job = ClassificationJob(recipe, data=Data(whole.train, Part(whole.val, list(range(size)))))
-        batches = job.evaluation_batches(accelerator.process_index, accelerator.num_processes)
-        counts = count(job.model, job.task, batches, accelerator)
+        batches = job.evaluation_batches("val", accelerator.process_index, accelerator.num_processes)
+        counts = count(job.model, job.objective, batches, accelerator)
         found[f"{size}.confusion"], found[f"{size}.top5"] = counts.confusion, torch.tensor(counts.top5)
         found[f"{size}.loss"] = torch.tensor(counts.loss, dtype=torch.float64)
     if accelerator.is_main_process:
@@ -60,7 +60,7 @@ def counts_of_processes(recipe: Classification, sizes: tuple[int, ...], target: 
 
 
 @pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Classification:
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> ClassificationRecipe:
     """In float64; draws that differ between processes by design, of mixup and drop path, are left out."""
     data = faults.write_data(tmp_path_factory.mktemp("data") / "digits.npz")
     return faults.tiny(data, precision="fp64", mixup=0.0, cutmix=0.0, drop_path_rate=0.0, accumulation=1, clip_norm=None)
@@ -74,7 +74,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def gradients(recipe: Classification, target: Path, processes: int, accumulation: int) -> dict[str, torch.Tensor]:
+def gradients(recipe: ClassificationRecipe, target: Path, processes: int, accumulation: int) -> dict[str, torch.Tensor]:
     """Those of every model, by "model/parameter"."""
     recipes = {name: replace(recipe, model=name, accumulation=accumulation, **changes) for name, changes in MODELS.items()}
     faults.call(gradients_of_a_step, recipes, 3, str(target), processes=processes, port=free_port())
@@ -82,13 +82,13 @@ def gradients(recipe: Classification, target: Path, processes: int, accumulation
 
 
 @pytest.fixture(scope="module")
-def gradients_of_one(recipe: Classification, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+def gradients_of_one(recipe: ClassificationRecipe, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     return gradients(recipe, tmp_path_factory.mktemp("one") / "one", 1, 1)
 
 
 @pytest.mark.parametrize(("processes", "accumulation"), [(2, 1), (4, 1), (2, 4), (1, 2)])
 def test_gradients_of_several_processes_are_those_of_one(
-    processes: int, accumulation: int, recipe: Classification, gradients_of_one: dict[str, torch.Tensor], tmp_path: Path
+    processes: int, accumulation: int, recipe: ClassificationRecipe, gradients_of_one: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     found = gradients(recipe, tmp_path / "several", processes, accumulation)
     assert gradients_of_one.keys() == found.keys()
@@ -100,7 +100,7 @@ def test_gradients_of_several_processes_are_those_of_one(
         assert largest > 1e-3
 
 
-def test_evaluation_counts_are_equal_whatever_the_number_of_processes(recipe: Classification, tmp_path: Path) -> None:
+def test_evaluation_counts_are_equal_whatever_the_number_of_processes(recipe: ClassificationRecipe, tmp_path: Path) -> None:
     sizes = (1, 7, 16, 23)
     single = replace(recipe, precision="fp32", batch_size=4)
     for world in (1, 2, 3, 4):
@@ -117,7 +117,7 @@ def test_evaluation_counts_are_equal_whatever_the_number_of_processes(recipe: Cl
                 assert torch.equal(found[name], wanted[name]), (world, name)
 
 
-def update_of_a_resumed_engine(recipe: Classification, target: str) -> None:
+def update_of_a_resumed_engine(recipe: ClassificationRecipe, target: str) -> None:
     """Writes the weights after three updates, of an engine that made all and of one that resumed after the second."""
     from polaformer.training.engine import Engine, Progress, taken
     from polaformer.training.processes import start
@@ -125,11 +125,11 @@ def update_of_a_resumed_engine(recipe: Classification, target: str) -> None:
     job, accelerator = recipe.job(), start(recipe.precision)
     batches = job.training_batches(0, accelerator.process_index, accelerator.num_processes)
     parts = [taken(batches, recipe.accumulation) for _ in range(3)]
-    whole = Engine(job.model, job.task, recipe, job.steps_per_epoch, accelerator)
+    whole = Engine(job.model, job.objective, recipe, job.steps_per_epoch, accelerator)
     for step in range(2):
         whole.update(parts[step], step)
     files = whole.files(Progress(step=2), {}, seconds=0.0)
-    resumed = Engine(recipe.job().model, job.task, recipe, job.steps_per_epoch, accelerator)
+    resumed = Engine(recipe.job().model, job.objective, recipe, job.steps_per_epoch, accelerator)
     resumed.restore(files)
     found = {}
     for name, engine in {"whole": whole, "resumed": resumed}.items():
@@ -140,7 +140,7 @@ def update_of_a_resumed_engine(recipe: Classification, target: str) -> None:
 
 
 def test_the_first_update_of_three_resumed_processes_adds_gradients_in_the_same_order(
-    recipe: Classification, tmp_path: Path
+    recipe: ClassificationRecipe, tmp_path: Path
 ) -> None:
     """Of two, any order is the same; from three on the last bit tells, and it is the first one that could differ."""
     single = replace(recipe, precision="fp32", batch_size=12)
@@ -153,20 +153,21 @@ def test_the_first_update_of_three_resumed_processes_adds_gradients_in_the_same_
 
 def unreadable_of_processes(folder: str, target: str) -> None:
     """Writes what an evaluation could not read."""
+    from polaformer.data.labelled_images import ImageReader
     from polaformer.data.order import Share
     from polaformer.data.samples import Samples, batches
     from polaformer.data.sources import open_data
     from polaformer.data.transforms import Preprocessing
-    from polaformer.tasks.classification import Classification
+    from polaformer.tasks.classification.objective import CrossEntropy
     from polaformer.training.evaluation import count
     from polaformer.training.processes import start
 
     accelerator, source = start("fp32"), open_data(folder).val
     transform = Preprocessing((8, 8), (0.5,), (0.5,)).transform()
-    samples = Samples(source, transform, channels=1, seed=0, on_bad_image="skip", replace=False)
+    samples = Samples(ImageReader(source, transform, channels=1), seed=0, on_bad="skip", replace=False)
     read = batches(samples, Share(len(source), 2, accelerator.process_index, accelerator.num_processes))
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
-    counts = count(model, Classification(2), read, accelerator)
+    counts = count(model, CrossEntropy(2), read, accelerator)
     if accelerator.is_main_process:
         Path(target).write_text("\n".join([str(counts.samples), *counts.bad]))
 

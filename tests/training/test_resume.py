@@ -15,8 +15,8 @@ import pytest
 import faults
 from faults import Kill, free_port
 from polaformer.errors import DataError
-from polaformer.recipes.classification import Classification
-from polaformer.recipes.running import resume
+from polaformer.tasks.classification.recipe import ClassificationRecipe
+from polaformer.tasks.running import resume
 
 NUM_SAVES = 8
 faults_only = pytest.mark.faults
@@ -54,7 +54,7 @@ class Reference:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.recipe: Classification = faults.tiny(faults.write_data(folder / "digits.npz"))
+        self.recipe: ClassificationRecipe = faults.tiny(faults.write_data(folder / "digits.npz"))
         self._outcomes: dict[int, dict[str, Any]] = {}
 
     def outcome(self, processes: int = 1) -> dict[str, Any]:

@@ -6,7 +6,7 @@ its FLOPs). As the paper counts: see polaformer.backbones.published.
 # H heads, L tokens of a window
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, cast
 
@@ -38,14 +38,18 @@ class Counts(NamedTuple):
 
 
 def count(model: Backbone, img_size: tuple[int, int] | None = None) -> Counts:
-    """The counts for one image of the model's native size, or of the given (height, width); the model is not changed.
+    """The counts for one image of the model's native size, or of the given (height, width); the model is not changed."""
+    image = next(model.parameters()).new_empty(1, model.in_chans, *(img_size or model.img_size))
+    return count_pass(model, lambda backbone: backbone(image))
+
+
+def count_pass(model: nn.Module, forward: Callable[[Any], object]) -> Counts:
+    """The counts of a forward pass of any model, which is not changed.
 
     Takes no memory and little time for a model on the meta device.
     """
-    like = next(model.parameters())
-    image = like.new_empty(1, model.in_chans, *(img_size or model.img_size))
     with _elements(model) as elements, FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(image)
+        forward(model)
     products = {str(operator).rpartition(".")[2]: flops // 2 for operator, flops in counter.get_flop_counts()["Global"].items()}
     in_layers = sum(macs for operator, macs in products.items() if operator in PRODUCTS_OF_LAYERS)
     layers = [module for module in model.modules() if isinstance(module, LAYERS) and not isinstance(module, UnusedNorm)]

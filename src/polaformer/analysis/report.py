@@ -1,40 +1,28 @@
 """The report of one or several trainings: one HTML file that needs nothing else, to read, print or send."""
 
-import random
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from html import escape
-from itertools import islice
 from math import log
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
 import torch.nn.functional as F
-from PIL.Image import Image
 from torch import Tensor
 
 import polaformer
 from polaformer.analysis import training_figures
 from polaformer.analysis.attention_maps import BlockRow, row_at, visit_maps
-from polaformer.analysis.training_figures import Sample, lines
+from polaformer.analysis.training_figures import lines
 from polaformer.bench.machine import fingerprint
-from polaformer.data.sources import Source
-from polaformer.data.transforms import Preprocessing
-from polaformer.errors import ImageError
-from polaformer.regular_files import write_whole
-from polaformer.tasks.classification import TOP, Counts
-from polaformer.tasks.classifier import Classifier
-from polaformer.training.run import writing
+from polaformer.regular_files import write_whole, writing
+from polaformer.tasks.figures import AttentionOn, Confusion, Figure, Predictions, Rows, Text
+from polaformer.training.words import Words
 
-MOST_SEARCHED = 400  # validation images among which wrongly classified ones are looked for
-MOST_SAMPLES, MOST_WRONG = 12, 6  # that are shown
-BATCH = 16
-MOST_MAPPED = 8  # validation images whose attention is looked at …
-MOST_WEIGHTS = 50_000_000  # … and entries of one map: 200 MB
+MOST_WEIGHTS = 50_000_000  # entries of one map: 200 MB
 ENOUGH_WEIGHTS = 100_000_000  # entries of the maps of all images: some seconds
 
 STYLE = """
@@ -84,19 +72,24 @@ class Attention:
 
 @dataclass(frozen=True)
 class RunResult:
-    """A run that is reported."""
+    """A run that is reported, of any task."""
 
     name: str  # "PolaFormer", "softmax twin", or the recipe's
-    classifier: Classifier
-    counts: Counts  # of the last evaluation of the validation images
+    parameters: int
+    words: Words
+    split: str  # what the record and the summary are of
+    record: dict[str, Any]  # of the counts
+    summary: dict[str, str]  # likewise, for people
+    num_unreadable: int
     journal: list[dict[str, Any]]  # as polaformer.training.journal.read returns it
-    val: Source
     settings: dict[str, Any]  # the recipe's fields
+    figures: Mapping[str, Figure]  # what the task wants to be seen, by heading
 
     @cached_property
     def attention(self) -> Attention | None:
-        """What the model looks at in a few validation images; None if none can be read or no layer has maps."""
-        return _attention(self)
+        """What the model looks at in a few images; None if the task shows none, or no layer has maps."""
+        shown = [figure for figure in self.figures.values() if isinstance(figure, AttentionOn)]
+        return _attention(shown[0]) if shown else None
 
     @property
     def mean_entropy(self) -> float | None:
@@ -108,19 +101,18 @@ class RunResult:
 def write_report(path: Path, title: str, results: Sequence[RunResult], *, lead: str = "", command: str = "") -> None:
     """Writes the report of the runs to `path`; it appears whole or not at all. Raises CannotWriteError.
 
-    lead: a paragraph below the title. command: what was typed. Validation images that cannot be read are passed over; layers
-    with maps of more than MOST_WEIGHTS entries are left out of attention. The same runs give the same file.
+    lead: a paragraph below the title. command: what was typed. Layers with maps of more than MOST_WEIGHTS entries are left out
+    of attention. The same runs give the same file.
     """
     if not results:
         raise ValueError("write_report: there are no results; give at least one run")
     runs = _named_apart(results)
+    headings = dict.fromkeys(heading for run in runs for heading in run.figures)
     sections = {
         "Results": _results(runs),
         "Learning curves": _curves(runs),
-        "Confusion": _each(runs, [_confusion(run) for run in runs]),
-        "Predictions": _each(runs, [_predictions(run) for run in runs]),
-        "Attention maps": _each(runs, [_maps(run) for run in runs]),
-        "Entropy of attention": _entropies(runs),
+        **{heading: _each(runs, [_drawn(run, run.figures.get(heading)) for run in runs]) for heading in headings},
+        **({"Entropy of attention": _entropies(runs)} if any(run.attention for run in runs) else {}),
         "Settings": _settings(runs),
         "How it was made": _making(command),
     }
@@ -142,68 +134,80 @@ def _page(title: str, lead: str, sections: Mapping[str, str]) -> str:
 
 def _results(runs: Sequence[RunResult]) -> str:
     rows = [_result(run) for run in runs]
-    if all(len(run.counts.confusion) <= TOP for run in runs):
-        rows = [{name: value for name, value in row.items() if name != "top-5"} for row in rows]
-    table = _table(list(rows[0]), [list(row.values()) for row in rows], "numbers")
-    classes, unreadable = max(len(run.classifier.classes) for run in runs), max(_num_unreadable(run) for run in runs)
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    table = _table(columns, [[row.get(name, "–") for name in columns] for row in rows], "numbers")
+    unreadable, samples = max(run.num_unreadable for run in runs), max(run.record["samples"] for run in runs)
     left_out = f"; {unreadable} could not be read and are left out" if unreadable else ""
-    note = f"Accuracy on {max(run.counts.samples for run in runs):,} validation images of {classes:,} classes{left_out}. "
-    return (
-        table + f'<p class="soft">{note}Entropy: mean over blocks and streams; less is sharper, uniform attention is 100 %.</p>'
-    )
+    note = f"On {samples:,} {runs[0].words.noun} of {_split(runs[0])}{left_out}. "
+    if any(run.attention for run in runs):
+        note += "Entropy: mean over blocks and streams; less is sharper, uniform attention is 100 %."
+    return table + f'<p class="soft">{_text(note)}</p>'
 
 
 def _result(run: RunResult) -> dict[str, str]:
-    record, training = run.counts.record(), lines(run.journal, "train")
+    training = lines(run.journal, "train")
     seconds = [line["wall"]["seconds"] for line in run.journal if "wall" in line]
-    return {
+    found = {
         "run": run.name,
-        "parameters": f"{sum(parameter.numel() for parameter in run.classifier.model.parameters()):,}",
-        "accuracy": f"{record['accuracy']:.2f} %",
-        "right / all": f"{record['correct']:,} / {record['samples']:,}",
-        "top-5": f"{record['top5_accuracy']:.2f} %",
+        "parameters": f"{run.parameters:,}",
+        **run.summary,
         "last training loss": f"{training[-1]['loss']:.3f}" if training else "–",
         "training time": _duration(seconds[-1]) if seconds else "–",
-        "entropy": _entropy(run),
     }
+    return found | ({"entropy": _entropy(run)} if run.attention else {})
 
 
-def _num_unreadable(run: RunResult) -> int:
-    """Of the last evaluation: counts list the images of one process, the journal knows the number of all."""
-    return max([len(run.counts.bad), *(line.get("unreadable", 0) for line in lines(run.journal, "eval")[-1:])])
+def _split(run: RunResult) -> str:
+    return "validation" if run.split == "val" else run.split
 
 
 def _curves(runs: Sequence[RunResult]) -> str:
+    metric = runs[0].words.metric
     journals = {run.name: run.journal for run in runs}
-    ends = [f"{run.name} ends at {found[-1]['accuracy']:.2f} %" for run in runs if (found := lines(run.journal, "eval"))]
+    found = {run.name: lines(run.journal, "eval") for run in runs}
+    ends = [f"{name} ends at {metric.text(of[-1][metric.name])}" for name, of in found.items() if of]
     return _figure(
-        training_figures.draw_learning_curves(journals),
-        f"Three panels of curves. Validation accuracy: {'; '.join(ends) or 'not in the journal'}.",
-        "Left: the training loss, mean of the updates since the point before (label smoothing and mixing keep it above 0). "
-        "Middle and right: the share of validation images that are classified rightly, after so many epochs, and after so much "
-        "time of training (evaluations are not counted).",
+        training_figures.draw_learning_curves(journals, metric),
+        f"Three panels of curves. Validation {metric.label}: {'; '.join(ends) or 'not in the journal'}.",
+        "Left: the training loss, mean of the updates since the point before. Middle and right: the validation "
+        f"{metric.label}, after so many epochs, and after so much time of training (evaluations are not counted).",
     )
 
 
-def _confusion(run: RunResult) -> str:
-    counts, classes = run.counts, run.classifier.classes
-    about = f"{counts.top1:,} of {counts.samples:,} validation images are right."
-    if len(classes) > training_figures.MOST_IN_MATRIX:
+def _drawn(run: RunResult, figure: Figure | None) -> str:
+    """What a task wants to be seen, as a picture, a table or a paragraph."""
+    match figure:
+        case Confusion():
+            return _confusion(run, figure)
+        case Predictions():
+            return _predictions(figure)
+        case AttentionOn():
+            return _maps(run)
+        case Rows():
+            caption = f'<p class="soft">{_text(figure.caption)}</p>' if figure.caption else ""
+            return _table(figure.columns, figure.rows) + caption
+        case Text():
+            return f"<p>{_text(figure.text)}</p>"
+        case _:
+            return "<p>This run has none.</p>"
+
+
+def _confusion(run: RunResult, figure: Confusion) -> str:
+    right, samples = int(figure.counts.trace()), int(figure.counts.sum())
+    about = f"{right:,} of {samples:,} {_split(run)} {run.words.noun} are right."
+    if len(figure.classes) > training_figures.MOST_IN_MATRIX:
         caption = f"The pairs most often confused, true class → predicted class. {about}"
     else:
         caption = f"A row is a true class, a column what it was taken for; what lies off the diagonal is wrong. {about}"
-    return _figure(training_figures.draw_confusion(counts.confusion, classes), f"Confusion of {run.name}. {about}", caption)
+    return _figure(training_figures.draw_confusion(figure.counts, figure.classes), f"Confusion of {run.name}. {about}", caption)
 
 
-def _predictions(run: RunResult) -> str:
-    samples = _samples(run)
-    if not samples:
-        return "<p>None of the validation images could be read.</p>"
+def _predictions(figure: Predictions) -> str:
     return _figure(
-        training_figures.draw_predictions(samples),
-        f"Validation images, true class → predicted class (probability): {'; '.join(map(str, samples))}.",
-        "True class → predicted class (its probability), for validation images as the model sees them: red ✗ are wrong, at "
-        f"most {MOST_WRONG}, looked for among {min(MOST_SEARCHED, len(run.val))} images; green ✓ are right.",
+        training_figures.draw_predictions(figure.samples),
+        f"Images, true class → predicted class (probability): {'; '.join(map(str, figure.samples))}.",
+        "True class → predicted class (its probability), for images as the model sees them: red ✗ are wrong, at "
+        f"most {figure.most_wrong}, looked for among {figure.searched} images; green ✓ are right.",
     )
 
 
@@ -217,7 +221,7 @@ def _maps(run: RunResult) -> str:
         two = ""
     return _figure(
         training_figures.draw_attention(look.image, rows),
-        f"The attention of one patch of a validation image in {len(rows)} blocks, as pictures.",
+        f"The attention of one patch of an image in {len(rows)} blocks, as pictures.",
         "Where the patch marked □ looks, block by block: the brighter, the more attention. Mean over heads; each picture has "
         f"its own scale, from 0 to the weight above it.{two}",
     )
@@ -233,7 +237,7 @@ def _entropies(runs: Sequence[RunResult]) -> str:
         training_figures.draw_entropies({name: look.rows for name, look in shown.items()}),
         f"Mean entropy of attention in each block. Over all blocks: {means}.",
         "Positive sequence entropy (Eq. 7 of the paper) of a row of attention, mean over heads, queries and "
-        f"{'one validation image' if num_images == 1 else f'{num_images} validation images'}: the lower, the sharper. "
+        f"{'one image' if num_images == 1 else f'{num_images} images'}: the lower, the sharper. "
         "Dashed: ln M, where attention is spread evenly over all M keys.",
     )
 
@@ -316,65 +320,23 @@ def _named_apart(results: Sequence[RunResult]) -> list[RunResult]:
     return found
 
 
-def _samples(run: RunResult) -> list[Sample]:
-    """Wrongly classified images, then right ones."""
-    wrong: list[Sample] = []
-    right: list[Sample] = []
-    images = _images(run)
-    while batch := list(islice(images, BATCH)):
-        guesses = run.classifier.predict([image for _, image in batch], top=1)
-        for (label, image), [guess] in zip(batch, guesses, strict=True):
-            kept, most = (right, MOST_SAMPLES) if guess.label == label else (wrong, MOST_WRONG)
-            if len(kept) < most:
-                shown = _shown(_prepared(run, image), run.classifier.preprocessing)
-                kept.append(Sample(shown, run.classifier.classes[label], guess.name, guess.probability, kept is right))
-        if len(wrong) == MOST_WRONG and len(right) >= MOST_SAMPLES - MOST_WRONG:
-            break
-    return wrong + right[: MOST_SAMPLES - len(wrong)]
-
-
-def _attention(run: RunResult) -> Attention | None:
+def _attention(figure: AttentionOn) -> Attention | None:
     """Of fewer images where maps are large."""
-    images = [_prepared(run, image) for _, image in islice(_images(run), MOST_MAPPED)]
-    if not images:
-        return None
-    shown = _shown(images[0], run.classifier.preprocessing)
-    look = partial(
-        visit_maps, run.classifier.model, visit=partial(row_at, place=_striking_place(shown)), most_weights=MOST_WEIGHTS
-    )
-    rows = look(images=images[0][None])
+    place = _striking_place(figure.shown)
+    look = partial(visit_maps, figure.model, visit=partial(row_at, place=place), most_weights=MOST_WEIGHTS)
+    rows = look(images=figure.images[0][None])
     if not rows:
         return None
-    others = images[1 : max(1, ENOUGH_WEIGHTS // sum(row.num_weights for row in rows))]
+    others = figure.images[1 : max(1, ENOUGH_WEIGHTS // sum(row.num_weights for row in rows))]
     of_all = [rows, *(look(images=image[None]) for image in others)]
     means = [_entropy_of_all(blocks) for blocks in zip(*of_all, strict=True)]
-    return Attention(shown, [replace(row, entropy=mean) for row, mean in zip(rows, means, strict=True)], len(of_all))
+    return Attention(figure.shown, [replace(row, entropy=mean) for row, mean in zip(rows, means, strict=True)], len(of_all))
 
 
 def _entropy_of_all(blocks: Sequence[BlockRow]) -> dict[str, float]:
     """The mean over images of the entropies of one block."""
     streams = dict.fromkeys(stream for block in blocks for stream in block.entropy)
     return {stream: fmean(block.entropy[stream] for block in blocks if stream in block.entropy) for stream in streams}
-
-
-def _images(run: RunResult) -> Iterator[tuple[int, Image]]:
-    """Label and image of validation images from all over the set, always the same, without those that cannot be read."""
-    channels = run.classifier.preprocessing.channels
-    for index in random.Random(0).sample(range(len(run.val)), min(len(run.val), MOST_SEARCHED)):
-        try:
-            yield run.val.labels[index], run.val.read(index, channels)
-        except ImageError:
-            continue  # the evaluation has listed it
-
-
-def _prepared(run: RunResult, image: Image) -> Tensor:
-    return run.classifier.preprocessing.transform()(image)
-
-
-def _shown(prepared: Tensor, preprocessing: Preprocessing) -> Tensor:
-    """What the model sees, (channels, height, width), between 0 and 1 again."""
-    mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (preprocessing.mean, preprocessing.std))
-    return (prepared * std + mean).clamp(0, 1)
 
 
 def _striking_place(image: Tensor) -> tuple[float, float]:

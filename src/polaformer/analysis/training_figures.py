@@ -6,7 +6,6 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import ceil, log
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,8 @@ from torch import Tensor
 
 from polaformer.analysis.attention_maps import BlockRow
 from polaformer.analysis.figures import COLOURS, new_figure, style
+from polaformer.tasks.figures import Sample
+from polaformer.training.words import Metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,22 +37,8 @@ BLOCKS_A_LINE = 6
 SHORT = 15  # letters of a name that are drawn
 
 
-@dataclass(frozen=True)
-class Sample:
-    """An image, (channels, height, width) between 0 and 1, and what a classifier says it is."""
-
-    image: Tensor
-    true: str
-    predicted: str
-    probability: float
-    is_right: bool
-
-    def __str__(self) -> str:
-        return f"{self.true} → {self.predicted} ({100 * self.probability:.0f} %)"
-
-
-def draw_learning_curves(journals: Mapping[str, Journal]) -> bytes:
-    """Training loss against epochs, then validation accuracy against epochs and against seconds; one line a run."""
+def draw_learning_curves(journals: Mapping[str, Journal], metric: Metric) -> bytes:
+    """Training loss against epochs, then the validation metric against epochs and against seconds; one line a run."""
     with _drawing():
         figure = _roomy_figure(10.0, 3.5 if len(journals) > 1 else 3.2)
         loss, by_epoch, by_time = figure.subplots(1, 3)
@@ -62,11 +49,12 @@ def draw_learning_curves(journals: Mapping[str, Journal]) -> bytes:
             look = {"color": colour, "label": short(name, 40)}
             _draw_curve(loss, [(one["epoch"], one["loss"]) for one in lines(journal, "train")], look)
             evaluated = lines(journal, "eval")
-            _draw_curve(by_epoch, [(one["epoch"], one["accuracy"]) for one in evaluated], look)
-            _draw_curve(by_time, [(one["wall"]["seconds"] / seconds, one["accuracy"]) for one in evaluated], look)
+            _draw_curve(by_epoch, [(one["epoch"], one[metric.name]) for one in evaluated], look)
+            _draw_curve(by_time, [(one["wall"]["seconds"] / seconds, one[metric.name]) for one in evaluated], look)
         _label_curves(loss, "epoch", "training loss")
-        _label_curves(by_epoch, "epoch", "validation accuracy (%)")
-        _label_curves(by_time, f"{unit} of training", "validation accuracy (%)")
+        label = f"validation {metric.label}{f' ({metric.unit})' if metric.unit else ''}"
+        _label_curves(by_epoch, "epoch", label)
+        _label_curves(by_time, f"{unit} of training", label)
         if len(journals) > 1:
             _add_legend(figure, loss)
         return _png(figure)

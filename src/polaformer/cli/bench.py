@@ -8,7 +8,8 @@ from polaformer.cli import bench_options as options
 from polaformer.cli import bench_tables as tables
 from polaformer.cli.bench_options import Shape, shape_text
 from polaformer.cli.errors import INCORRECT
-from polaformer.cli.output import busy_lines, counted, print_json, threads_text, writing
+from polaformer.cli.output import busy_lines, counted, print_json, threads_text
+from polaformer.regular_files import writing
 
 if TYPE_CHECKING:
     from polaformer.bench.contenders import Contender

@@ -20,9 +20,9 @@ from polaformer.cli.output import (
     print_json,
     steps,
     threads_text,
-    writing,
 )
 from polaformer.errors import nearest
+from polaformer.regular_files import writing
 
 if TYPE_CHECKING:
     from polaformer.bench.attention import Point, Row, Setup

@@ -10,7 +10,8 @@ from polaformer.cli import bench_options as options
 from polaformer.cli.bench_options import Shape, shape_text
 from polaformer.cli.bench_tables import MEBI, number
 from polaformer.cli.errors import INCORRECT
-from polaformer.cli.output import counted, new_table, print_all, print_json, writing
+from polaformer.cli.output import counted, new_table, print_all, print_json
+from polaformer.regular_files import writing
 
 if TYPE_CHECKING:
     from polaformer.bench.memory_probe import Answer

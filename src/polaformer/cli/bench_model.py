@@ -19,9 +19,9 @@ from polaformer.cli.output import (
     print_all,
     print_json,
     threads_text,
-    writing,
 )
 from polaformer.errors import nearest
+from polaformer.regular_files import writing
 
 if TYPE_CHECKING:
     from polaformer.bench.model import ModelResult, ModelRow

@@ -1,87 +1,108 @@
 """`polaformer check`: what is wrong with a data set, before a training finds out."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
-import tyro
+from polaformer.cli.errors import BAD_DATA, UsageError
+from polaformer.cli.options import parse, print_help, value_of, wants_help
+from polaformer.cli.output import load, new_table, print_all, print_json, progress_bar
+from polaformer.errors import CannotWriteError, shown
+from polaformer.regular_files import writing
+from polaformer.tasks.registry import DEFAULT, find_task, tasks
+from polaformer.tasks.task import Advance, Audit, CheckOptions, Task
 
-from polaformer.cli.errors import BAD_DATA, UsageError, WriteError
-from polaformer.cli.output import load, new_table, print_all, print_json, progress_bar, writing
-from polaformer.errors import shown
-
-if TYPE_CHECKING:
-    from polaformer.data.checking import Report
-
-MOST_LINES, MOST_WORKERS = 50, 256
+MOST_LINES = 50
+PROGRAM = "polaformer check"
 
 
 @dataclass(frozen=True)
 class Check:
-    """Read every image of a data set and list what is wrong.
+    """Read all of a data set and list what is wrong.
 
-    Finds images that are damaged, cut short, no images, or too large; the same image in training and validation, or under two
-    classes; and, against a manifest that was written before, files that have changed. Exit code 65 if anything is wrong.
+    Of images, finds those that are damaged, cut short, no images, or too large; the same image in training and validation, or
+    under two classes; and, against a manifest that was written before, files that have changed. Exit code 65 if anything is
+    wrong.
 
     Example: polaformer check photos
 
     Example: polaformer check photos --write-manifest photos.json
     """
 
-    data: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]
+    inputs: tuple[str, ...] = ()
     """The data, as for train: a folder, a .tar, an .npz, hfds:FOLDER, or digits."""
-    manifest: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Compare every image with the digests in this file."""
-    write_manifest: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Write the digest of every image into this file."""
-    val_share: float = 0.1
-    """Share that is held out where the data have no validation part; as in training."""
-    num_workers: int = 2
-    """Threads that read images."""
+    task: str | None = None
+    """The task whose data they are; found out unless given."""
+    manifest: Path | None = None
+    """Compare every sample with the digests in this file."""
+    write_manifest: Path | None = None
+    """Write the digest of every sample into this file."""
     json: bool = False
     """Print the result as JSON on stdout and nothing else there."""
 
-    def run(self) -> int:
+    def problems(self) -> list[str]:
+        """Everything that makes no sense, a line each."""
+        found = [] if len(self.inputs) == 1 else [f"{len(self.inputs)} data sets given; name one, as in: {PROGRAM} photos"]
+        if self.manifest is not None and not os.path.isfile(self.manifest):
+            found.append(f"there is no manifest {self.manifest}; write one with --write-manifest {self.manifest}")
+        if self.write_manifest is not None and os.path.lexists(self.write_manifest):
+            found.append(f"{self.write_manifest} exists; give another name, or compare with --manifest {self.write_manifest}")
+        return found
+
+    @classmethod
+    def run_words(cls, words: Sequence[str]) -> int:
+        """Checks what the words say; which options there are depends on the task."""
+        if wants_help(words):
+            task = find_task(value_of("task", words) or DEFAULT)
+            return print_help(f"{PROGRAM} DATA", cls.__doc__ or "", cls(), task.checking)
+        if not words or words[0].startswith("-"):
+            raise UsageError(f"no data given; name them first, as in: {PROGRAM} photos")
+        task = _task_of(words[0], value_of("task", words))
+        command, options = parse(words, cls(), task.checking, program=PROGRAM)
+        return command.run(task, options)
+
+    def run(self, task: Task, options: CheckOptions) -> int:
         """Reads everything and prints what is wrong."""
-        self._check_options()
+        target = self.write_manifest
+        if target is not None and not os.path.isdir(target.parent):
+            raise CannotWriteError(
+                f"cannot write to {target}: there is no folder {target.parent}; make it, or give another name"
+            )
         load("polaformer.data.checking")
-        from polaformer.data.checking import check, read_manifest, write_manifest
-        from polaformer.data.sources import open_data
+        from polaformer.data.checking import read_manifest, write_manifest
 
         known = None if self.manifest is None else read_manifest(self.manifest)
-        data = open_data(self.data, val_share=self.val_share)
         with progress_bar() as bar:
-            task = bar.add_task("reading images", total=len(data.train) + len(data.val))
-            report = check(data, known, num_workers=self.num_workers, advance=lambda: bar.advance(task))
-        if self.write_manifest is not None:
-            with writing(str(self.write_manifest)):
-                write_manifest(self.write_manifest, report.digests)
-        self._report(report)
-        return BAD_DATA if report.problems else 0
 
-    def _check_options(self) -> None:
-        if not 1 <= self.num_workers <= MOST_WORKERS:
-            raise UsageError(f"--num-workers is {self.num_workers}; give a whole number from 1 to {MOST_WORKERS}")
-        if not 0 <= self.val_share < 1:
-            raise UsageError(f"--val-share is {self.val_share}; give at least 0 and below 1")
-        if self.manifest is not None and not os.path.isfile(self.manifest):
-            raise UsageError(f"there is no manifest {self.manifest}; write one with --write-manifest {self.manifest}")
-        target = self.write_manifest
-        if target is not None and os.path.lexists(target):
-            raise UsageError(f"{target} exists; give another name, or compare with --manifest {target}")
-        if target is not None and not os.path.isdir(target.parent):
-            raise WriteError(f"cannot write to {target}: there is no folder {target.parent}; make it, or give another name")
+            def begin(number: int) -> Advance:
+                bar_task = bar.add_task(f"reading {task.recipe.words.noun}", total=number)
+                return lambda: bar.advance(bar_task)
 
-    def _report(self, report: "Report") -> None:
+            audit = task.check(self.inputs[0], options, known, begin)
+        if target is not None:
+            with writing(target):
+                write_manifest(target, audit.digests)
+        self._report(audit)
+        return BAD_DATA if audit.problems else 0
+
+    def _report(self, audit: Audit) -> None:
         if self.json:
-            problems = [problem._asdict() for problem in report.problems]
-            print_json({"command": "check", "data": self.data, "parts": report.parts, "problems": problems})
+            print_json({"command": "check", "data": self.inputs[0], "parts": audit.parts, "problems": audit.problems})
             return
-        table = new_table(self.data, "part", "images", "classes", "smallest class", "largest class", "image sizes")
-        for name, part in report.parts.items():
-            table.add_row(name, *(str(value) for value in part.values()))
-        lines = [shown(f"{problem.part}, {problem.image}: {problem.text}") for problem in report.problems]
+        columns = list(dict.fromkeys(name for facts in audit.parts.values() for name in facts))
+        table = new_table(self.inputs[0], "part", *(name.replace("_", " ") for name in columns))
+        for name, facts in audit.parts.items():
+            table.add_row(name, *(str(facts.get(column, "")) for column in columns))
+        lines = [shown(", ".join(list(problem.values())[:-1]) + f": {problem['text']}") for problem in audit.problems]
         more = [f"… and {len(lines) - MOST_LINES} more; --json lists them all"] if len(lines) > MOST_LINES else []
         found = f"{len(lines)} problem{'s' * (len(lines) != 1)}" if lines else "nothing is wrong"
         print_all(table, *lines[:MOST_LINES], *more, found)
+
+
+def _task_of(data: str, name: str | None) -> Task:
+    """The task of that name, or the first that the data look like; classification, which takes any, is asked last."""
+    if name is not None:
+        return find_task(name)
+    in_order = sorted(tasks().found.values(), key=lambda task: task.name == DEFAULT)
+    return next(task for task in in_order if task.reads(data))

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from polaformer.cli.errors import UsageError
-from polaformer.cli.output import load, new_table, print_all, print_json, print_line, writing
+from polaformer.cli.output import load, new_table, print_all, print_json, print_line
 from polaformer.errors import DataError, shown
+from polaformer.regular_files import writing
 
 if TYPE_CHECKING:
     from torch import nn

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polaformer.cli.errors import UsageError
-from polaformer.cli.output import load, machine_lines, new_table, prepare_folder, print_all, print_json, to_json, writing
+from polaformer.cli.output import load, machine_lines, new_table, prepare_folder, print_all, print_json, to_json
 from polaformer.cli.training_view import TrainingView
 from polaformer.extras import require
 from polaformer.recipes.digits import POLA_VIT_TINY
+from polaformer.regular_files import writing
 
 if TYPE_CHECKING:
     from polaformer.analysis.report import RunResult
@@ -50,7 +51,7 @@ class Demo:
             raise UsageError(f"--seed is {self.seed}; give a whole number from 0 to 2^63 - 1")
         require("train", "accelerate", "tensorboard", "matplotlib", "sklearn")
         prepare_folder(self.out, "--out")
-        load("polaformer.recipes.running", "polaformer.analysis.report", "polaformer.bench.machine")
+        load("polaformer.tasks.running", "polaformer.analysis.report", "polaformer.bench.machine")
         from polaformer.analysis.report import write_report
         from polaformer.bench.machine import fingerprint, processor_use, share_of_others, using_threads
 
@@ -60,7 +61,7 @@ class Demo:
             results = [self._train(name, attention) for name, attention in TWINS.items()]
             machine = fingerprint() | {"used_by_others": share_of_others(before, processor_use())}
         report = self.out / "report.html"
-        with writing(str(report)):
+        with writing(report):
             write_report(
                 report, "PolaFormer and its softmax twin", results, lead=LEAD, command=f"polaformer demo --seed {self.seed}"
             )
@@ -69,19 +70,19 @@ class Demo:
 
     def _train(self, name: str, attention: str) -> "RunResult":
         from polaformer.cli.run_report import result_of
-        from polaformer.recipes.running import train
+        from polaformer.tasks.running import train
 
         warmup = min(POLA_VIT_TINY.warmup_epochs, self.epochs)
         recipe = replace(POLA_VIT_TINY, attention=attention, epochs=self.epochs, warmup_epochs=warmup, seed=self.seed)
-        with TrainingView(name, recipe.batch_size, recipe.epochs) as view:
+        with TrainingView(name, recipe) as view:
             finished = train(recipe, new_folder(self.out / "runs" / attention), view)
-        return result_of(finished, recipe, name)
+        return result_of(finished, name)
 
     def _report(self, results: "list[RunResult]", report: Path, machine: dict[str, Any]) -> None:
         records = [_record(result) for result in results]
         result = {"command": "demo", "seed": self.seed, "epochs": self.epochs, "machine": machine, "results": records}
         result |= {"report": report.as_posix()}
-        with writing(str(self.out)):
+        with writing(self.out):
             (self.out / "results.json").write_text(to_json(result), encoding="utf-8")
         if self.json:
             print_json(result)
@@ -113,6 +114,5 @@ def new_folder(folder: Path) -> Path:
 
 def _record(result: "RunResult") -> dict[str, Any]:
     seconds = [line["wall"]["seconds"] for line in result.journal]
-    parameters = sum(parameter.numel() for parameter in result.classifier.model.parameters())
-    known = {"name": result.name, "parameters": parameters, "seconds": max(seconds), "entropy": result.mean_entropy}
-    return known | result.counts.record()
+    known = {"name": result.name, "parameters": result.parameters, "seconds": max(seconds), "entropy": result.mean_entropy}
+    return known | result.record

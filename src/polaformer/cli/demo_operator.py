@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polaformer.cli.errors import UsageError
-from polaformer.cli.output import busy_lines, load, prepare_folder, print_json, steps, threads_text, to_json, writing
+from polaformer.cli.output import busy_lines, load, prepare_folder, print_json, steps, threads_text, to_json
 from polaformer.extras import require
+from polaformer.regular_files import writing
 
 if TYPE_CHECKING:
     from torch import Tensor

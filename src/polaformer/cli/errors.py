@@ -20,12 +20,6 @@ class UsageError(CommandError):
     exit_code = USAGE
 
 
-class WriteError(CommandError):
-    """The results cannot be written."""
-
-    exit_code = CANNOT_WRITE
-
-
 # What the library raises for things that a user can mend, and the code that the command ends with.
 CODES: dict[type[Exception], int] = {
     errors.SettingsError: USAGE,

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import tyro
 
@@ -40,7 +40,17 @@ class Command(Protocol):
         ...
 
 
-COMMANDS: dict[str, type[Command]] = {
+@runtime_checkable
+class WordsCommand(Protocol):
+    """A command whose options depend on a recipe or a task, so that it reads its words itself."""
+
+    @classmethod
+    def run_words(cls, words: Sequence[str]) -> int:
+        """Does the work and returns the exit code."""
+        ...
+
+
+COMMANDS: dict[str, type[Command] | type[WordsCommand]] = {
     "demo": Demo,
     "demo operator": DemoOperator,
     "train": Train,
@@ -80,10 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(name: str, words: Sequence[str], program: str) -> int:
     if name not in COMMANDS:
         return _without_command(name, words)
-    options = words[len(name.split()) :]
-    if name == "train":  # the options depend on the recipe
-        return Train.run_words(options)
-    return _parsed(COMMANDS[name], program, options).run()
+    command, options = COMMANDS[name], words[len(name.split()) :]
+    return command.run_words(options) if issubclass(command, WordsCommand) else _parsed(command, program, options).run()
 
 
 def _parsed(command: type[Command], program: str, options: Sequence[str]) -> Command:

@@ -19,8 +19,8 @@ from rich.progress import BarColumn, Progress, Task, TaskProgressColumn, TextCol
 from rich.table import Table
 from rich.text import Text
 
-from polaformer.cli.errors import WriteError
 from polaformer.errors import shown
+from polaformer.regular_files import writing
 
 BUSY = 0.1  # share of the processor that other programs may use before timings are called doubtful
 
@@ -166,16 +166,6 @@ def prepare_folder(path: Path, option: str) -> None:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             pass
-
-
-@contextmanager
-def writing(what: str) -> Iterator[None]:
-    """Turns a failure of the operating system inside into an error that names what could not be written."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise WriteError(f"cannot write to {what}: {reason}; give a place that exists or can be made, with room") from error
 
 
 def threads_text(machine: dict[str, Any]) -> str:

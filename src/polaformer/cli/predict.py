@@ -1,90 +1,64 @@
-"""`polaformer predict`: what a trained model sees in images."""
+"""`polaformer predict`: what a trained model says of inputs, such as images."""
 
-import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Any
 
-import tyro
+from polaformer.cli.errors import BAD_DATA, UsageError
+from polaformer.cli.options import parse, print_help, wants_help
+from polaformer.cli.output import new_table, print_all, print_json, print_line, progress_bar
+from polaformer.cli.trained import Trained, named_in, task_for_help
 
-from polaformer.cli.errors import UsageError
-from polaformer.cli.output import load, new_table, print_all, print_json, print_line, progress_bar
-from polaformer.errors import DataError, shown
-
-if TYPE_CHECKING:
-    from polaformer.tasks.classifier import Classifier, Guess
-
-AT_ONCE = 32
+PROGRAM = "polaformer predict"
 
 
 @dataclass(frozen=True)
 class Predict:
-    """Say what is in images: the most probable classes of each.
+    """Say what a trained model sees in its inputs: of images the most probable classes of each.
 
-    An image that cannot be read is named at the end, and makes the exit code 65; the others are predicted all the same.
+    An input that cannot be read is named at the end, and makes the exit code 65; the others are predicted all the same.
 
     Example: polaformer predict cat.jpg dog.png --checkpoint runs/digits/pola-vit-tiny/20261116-120000-0 --top 3
     """
 
-    images: tyro.conf.Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="IMAGE")]]
-    """Files of images."""
-    checkpoint: Annotated[Path, tyro.conf.arg(metavar="PATH")]
-    """A run, a checkpoint of one, or a file of weights."""
-    top: int = 5
-    """How many classes to name."""
+    inputs: tuple[str, ...] = ()
+    """Files, such as images; they stand alone, without the name of an option."""
+    checkpoint: Path | None = None
+    """A run, a checkpoint of one, or a weights file; needed."""
     json: bool = False
     """Print the result as JSON on stdout and nothing else there."""
 
-    def run(self) -> int:
+    def problems(self) -> list[str]:
+        """Nothing to predict is one."""
+        return [] if self.inputs else [f"no inputs given; name one or more files, as in: {PROGRAM} cat.jpg --checkpoint RUN"]
+
+    @classmethod
+    def run_words(cls, words: Sequence[str]) -> int:
+        """Predicts what the words say; which options there are depends on the task of the weights."""
+        if wants_help(words):
+            return print_help(f"{PROGRAM} INPUT…", cls.__doc__ or "", cls(), task_for_help(words, PROGRAM).prediction)
+        if not words:
+            raise UsageError("; ".join(cls().problems()))
+        trained = named_in(words, PROGRAM)
+        command, options = parse(words, cls(), trained.task.prediction, program=PROGRAM)
+        return command.run(trained, options)
+
+    def run(self, trained: Trained, options: Any) -> int:
         """Loads, predicts, prints."""
-        self._check()
-        load("polaformer.tasks.classifier", "polaformer.training.run")
-        from polaformer.tasks.classifier import load_classifier
-        from polaformer.training.run import weights_of
-
-        classifier = load_classifier(weights_of(self.checkpoint))
-        found, unreadable = self._predict(classifier)
-        if self.json:
-            images = [{"image": name, "classes": [guess._asdict() for guess in guesses]} for name, guesses in found.items()]
-            print_json({"command": "predict", "checkpoint": str(self.checkpoint), "images": images, "unreadable": unreadable})
-        else:
-            self._show(found)
-            for line in unreadable:
-                print_line(f"polaformer predict: {line}", stderr=True)
-        return 65 if unreadable else 0
-
-    def _check(self) -> None:
-        if not self.images:
-            raise UsageError("no images given; name one or more files, as in: polaformer predict cat.jpg --checkpoint RUN")
-        if self.top < 1:
-            raise UsageError(f"--top is {self.top}; give a whole number of at least 1")
-        if not os.path.exists(self.checkpoint):
-            raise UsageError(f"there is no {self.checkpoint}; give a run, a checkpoint of one, or a file of weights")
-
-    def _predict(self, classifier: "Classifier") -> "tuple[dict[str, list[Guess]], list[str]]":
-        from polaformer.data.images import read_image
-
-        found: dict[str, list[Guess]] = {}
-        unreadable = []
+        predictor = trained.task.predictor(trained.weights)
         with progress_bar() as bar:
-            task = bar.add_task("predicting", total=len(self.images))
-            for start in range(0, len(self.images), AT_ONCE):
-                images = {}
-                for path in self.images[start : start + AT_ONCE]:
-                    try:
-                        images[shown(path)] = read_image(path, channels=classifier.preprocessing.channels)
-                    except DataError as error:
-                        unreadable.append(str(error))
-                if images:
-                    guesses = classifier.predict(list(images.values()), self.top)
-                    found |= dict(zip(images, guesses, strict=True))
-                bar.advance(task, AT_ONCE)
-        return found, unreadable
-
-    def _show(self, found: "dict[str, list[Guess]]") -> None:
-        table = new_table(f"{self.checkpoint}", "image", "class", "probability")
-        for name, guesses in found.items():
-            for place, guess in enumerate(guesses):
-                table.add_row(name if place == 0 else "", guess.name, f"{100 * guess.probability:.1f} %")
-        if found:
-            print_all(table)
+            task = bar.add_task("predicting", total=len(self.inputs))
+            found = predictor.answer(self.inputs, options, lambda: bar.advance(task))
+        if self.json:
+            about = {"command": "predict", "checkpoint": str(trained.given)}
+            print_json(about | {trained.task.recipe.words.noun: found.records, "unreadable": found.unreadable})
+        else:
+            table = new_table(f"{trained.given}", *found.columns)
+            for row in found.rows:
+                table.add_row(*row)
+            if found.rows:
+                print_all(table)
+            for line in found.unreadable:
+                print_line(f"{PROGRAM}: {line}", stderr=True)
+        return BAD_DATA if found.unreadable else 0

@@ -1,16 +1,19 @@
 """`polaformer resume`: a run goes on from its newest valid checkpoint."""
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import tyro
-
-from polaformer.cli.errors import DIVERGED
+from polaformer.cli.errors import DIVERGED, UsageError
+from polaformer.cli.options import parse, print_help, wants_help
 from polaformer.cli.output import load, new_table, print_all, print_json
 from polaformer.cli.training_view import TrainingView
 from polaformer.errors import DataError
 from polaformer.extras import require
+from polaformer.tasks.recipe import as_values
+from polaformer.tasks.registry import DEFAULT, find_task
 
 
 @dataclass(frozen=True)
@@ -22,45 +25,51 @@ class Resume:
     Example: polaformer resume runs/digits/pola-vit-tiny/20261116-120000-0
     """
 
-    folder: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN")]]
-    """Folder of the run."""
-    data: Annotated[str | None, tyro.conf.arg(metavar="DATA")] = None
-    """Where the data lie now, if they were moved."""
-    num_workers: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Processes that read data; as before unless given."""
-    on_bad_image: Literal["error", "skip"] | None = None
-    """What an image that cannot be read does from now on; as before unless given."""
-    max_bad_share: Annotated[float | None, tyro.conf.arg(metavar="SHARE")] = None
-    """Share of an epoch's images that may be skipped; as before unless given."""
     replay: bool = False
     """Do not train: run the batch again at which the loss was not finite, and say what it does."""
     json: bool = False
     """Print the result as JSON on stdout and nothing else there."""
 
-    def run(self) -> int:
-        """Trains on to the end."""
-        from polaformer.cli.run_report import report
+    def problems(self) -> list[str]:
+        """Nothing: any combination makes sense."""
+        return []
 
+    @classmethod
+    def run_words(cls, words: Sequence[str]) -> int:
+        """Resumes the run that the first word names; which options there are depends on its task."""
+        program = "polaformer resume RUN"
+        if wants_help(words):
+            return print_help(program, cls.__doc__ or "", cls(), find_task(DEFAULT).resumption)
+        if not words or words[0].startswith("-"):
+            raise UsageError("no run given; name its folder first, as in: polaformer resume runs/digits/pola-vit-tiny/…")
+        folder = Path(words[0])
+        if not os.path.lexists(folder):
+            raise DataError(f"there is no {folder}; give the folder of a run, which `polaformer train` named")
         require("train", "accelerate", "tensorboard", "matplotlib")
-        load("polaformer.recipes.running")
-        from polaformer.recipes.running import recipe_of, resume
+        load("polaformer.tasks.running")
+        from polaformer.tasks.running import recipe_of
 
-        _, recipe = recipe_of(self.folder)
-        names = ("data", "num_workers", "on_bad_image", "max_bad_share")
-        changes = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        if self.replay:
-            return self._replay(changes)
-        with TrainingView(recipe.name, recipe.batch_size, recipe.epochs + recipe.cooldown_epochs) as view:
-            finished = resume(self.folder, view, changes)
-        report(finished, finished.job.recipe, command="resume", json=self.json)
+        recipe = recipe_of(folder)[1]
+        command, options = parse(words[1:], cls(), find_task(recipe.task).resumption, program=program)
+        changes = {name: value for name, value in as_values(options).items() if value is not None}
+        return command._replay(folder, changes) if command.replay else command._resume(folder, changes)
+
+    def _resume(self, folder: Path, changes: dict[str, Any]) -> int:
+        from polaformer.cli.run_report import report
+        from polaformer.tasks.running import recipe_of, resume
+
+        recipe = recipe_of(folder)[1]
+        with TrainingView(recipe.name, recipe) as view:
+            finished = resume(folder, view, changes)
+        report(finished, command="resume", json=self.json)
         return 0
 
-    def _replay(self, changes: dict[str, Any]) -> int:
-        from polaformer.recipes.running import replay
+    def _replay(self, folder: Path, changes: dict[str, Any]) -> int:
+        from polaformer.tasks.running import replay
 
-        found = replay(self.folder, changes)
+        found = replay(folder, changes)
         if not found:
-            raise DataError(f"{self.folder} has no batch of a diverged step; there is nothing to replay")
+            raise DataError(f"{folder} has no batch of a diverged step; there is nothing to replay")
         records: list[dict[str, Any]] = []
         for path, one in found.items():
             records.append({"file": str(path), "loss": one.loss, "grad_norm": one.grad_norm, "not_finite": one.bad_parameters})

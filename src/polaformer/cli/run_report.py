@@ -3,43 +3,55 @@
 from typing import TYPE_CHECKING
 
 from polaformer.cli.output import new_table, print_all, print_json
-from polaformer.recipes.classification import Classification
-from polaformer.recipes.options import as_values
+from polaformer.regular_files import writing
+from polaformer.tasks.recipe import as_values
 
 if TYPE_CHECKING:
     from polaformer.analysis.report import RunResult
-    from polaformer.recipes.running import Finished
+    from polaformer.tasks.running import Finished
 
 
-def report(finished: "Finished", recipe: Classification, *, command: str, json: bool) -> None:
+def report(finished: "Finished", *, command: str, json: bool) -> None:
     """Writes report.html into the run, and prints what came out; in one process of many."""
     from polaformer.analysis.report import write_report
-    from polaformer.training.run import writing
 
     if not finished.is_main:
         return
+    name, noun = finished.job.recipe.name, finished.job.recipe.words.noun
     path = finished.run.folder / "report.html"
     with writing(path):
-        write_report(
-            path, recipe.name, [result_of(finished, recipe, recipe.name)], command=f"polaformer {command} {recipe.name}"
-        )
-    record = finished.counts.record()
+        write_report(path, name, [result_of(finished, name)], command=f"polaformer {command} {name}")
     files = {"run": finished.run.folder, "report": path, "weights": finished.run.model}
+    records = {split: counts.record() for split, counts in finished.counts.items()}
     if json:
-        print_json({"command": command, "recipe": recipe.name, "result": record} | {k: str(v) for k, v in files.items()})
+        first = next(iter(records.values()))
+        about = {"command": command, "recipe": name, "result": first, "splits": records}
+        print_json(about | {key: str(value) for key, value in files.items()})
         return
-    table = new_table(f"{recipe.name} on {record['samples']:,} validation images", "", "")
-    table.add_row("accuracy", f"{record['accuracy']:.2f} %")
-    table.add_row("correct", f"{record['correct']:,}")
-    table.add_row("loss", f"{record['loss']:.4f}")
-    print_all(table, *(f"{name}: {value}" for name, value in files.items()))
-    print_all(f"try it: polaformer predict IMAGE --checkpoint {finished.run.folder}")
+    for split, counts in finished.counts.items():
+        table = new_table(f"{name} on {records[split]['samples']:,} {noun} of {split}", "", "")
+        for what, text in counts.summary().items():
+            table.add_row(what, text)
+        print_all(table)
+    print_all(*(f"{key}: {value}" for key, value in files.items()))
+    print_all(f"try it: polaformer predict INPUT --checkpoint {finished.run.folder}")
 
 
-def result_of(finished: "Finished", recipe: Classification, name: str) -> "RunResult":
+def result_of(finished: "Finished", name: str) -> "RunResult":
     """A finished training as the report wants it."""
     from polaformer.analysis.report import RunResult
     from polaformer.training.journal import read
 
-    journal = read(finished.run.folder)
-    return RunResult(name, finished.classifier, finished.counts, journal, finished.job.data.val, as_values(recipe))
+    recipe, (split, counts) = finished.job.recipe, next(iter(finished.counts.items()))
+    return RunResult(
+        name=name,
+        parameters=sum(parameter.numel() for parameter in finished.predictor.model.parameters()),
+        words=recipe.words,
+        split=split,
+        record=counts.record(),
+        summary=counts.summary(),
+        num_unreadable=len(counts.bad),
+        journal=read(finished.run.folder),
+        settings=as_values(recipe),
+        figures=finished.job.figures(finished.predictor, finished.counts),
+    )

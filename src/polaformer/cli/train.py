@@ -1,6 +1,5 @@
 """`polaformer train`: a recipe, with any of its numbers changed, on data of your own."""
 
-import inspect
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,24 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from polaformer.cli.errors import UsageError
+from polaformer.cli.options import parse, print_help, wants_help
 from polaformer.cli.output import load, new_table, print_all, print_json, print_line
 from polaformer.cli.training_view import TrainingView
 from polaformer.extras import require
-from polaformer.recipes.classification import Classification
-from polaformer.recipes.options import as_values, with_words
-from polaformer.recipes.registry import RECIPES, find
+from polaformer.recipes.registry import find, recipes
+from polaformer.tasks.recipe import Recipe, as_values
 from polaformer.training.settings import workers_for_cores
 
 if TYPE_CHECKING:
-    from polaformer.recipes.jobs import ClassificationJob
-
-DIGITS = "digits"
-OTHERS: dict[str, Any] = {"out": str, "dry_run": bool, "json": bool}
+    from polaformer.tasks.job import TaskJob
 
 
 @dataclass(frozen=True)
 class Train:
-    """Train a recipe, on your own images if you give a folder of them.
+    """Train a recipe, on your own data if you give some.
 
     Every field of the recipe is an option: polaformer train RECIPE --help lists them. The run goes into a folder with the
     configuration, a journal, checkpoints, a report and, at the end, model.safetensors. Killed, it goes on with: polaformer
@@ -36,13 +32,11 @@ class Train:
 
     Example: polaformer train digits/pola-vit-tiny --epochs 10
 
-    Example: polaformer train imagenet/pola-swin-tiny --data photos --img-size 96 --batch-size 64 --epochs 20 --dry-run
+    Example: polaformer train photos/pola-pvt-tiny --data photos --dry-run
 
     Example: torchrun --nproc-per-node 8 -m polaformer train imagenet/pola-swin-tiny --data imagenet --precision bf16
     """
 
-    recipe: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RECIPE")]]
-    """Name of the recipe."""
     out: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
     """Folder for the run, new or empty; runs/RECIPE/TIME-SEED unless given."""
     dry_run: bool = False
@@ -50,70 +44,61 @@ class Train:
     json: bool = False
     """Print the result as JSON on stdout and nothing else there."""
 
-    def run(self) -> int:
-        """Trains the recipe as it is."""
-        return _Training(_found(self.recipe), self.out, self.dry_run, self.json).run()
+    def problems(self) -> list[str]:
+        """Nothing: whether the folder is free is asked when it is made."""
+        return []
 
-    @staticmethod
-    def run_words(words: Sequence[str]) -> int:
+    @classmethod
+    def run_words(cls, words: Sequence[str]) -> int:
         """Trains what the words say; the first is the recipe, whose fields the others may change."""
-        if not words or words[0] in ("-h", "--help"):
-            if not words:
-                raise UsageError(f"no recipe given; choose one of: {_some_recipes()}; polaformer train --help lists them all")
-            return _help()
+        if not words:
+            some = ", ".join(list(recipes())[:3])
+            raise UsageError(f"no recipe given; choose one of: {some}, …; polaformer train --help lists them all")
+        if words[0] in ("-h", "--help"):
+            return print_help("polaformer train RECIPE", f"{cls.__doc__}\n\n    Recipes: {', '.join(recipes())}", cls())
         if words[0].startswith("-"):
             raise UsageError(
                 f"the recipe comes first, but {words[0]!r} does; as in: polaformer train digits/pola-vit-tiny {words[0]} …"
             )
-        recipe = _found(words[0])
-        if "-h" in words or "--help" in words:
-            return _help_of(recipe)
-        changed, others = with_words(recipe, words[1:], OTHERS)
-        return _Training(changed, others.get("out"), others.get("dry_run", False), others.get("json", False)).run()
+        recipe, program = _found(words[0]), f"polaformer train {words[0]}"
+        if wants_help(words):
+            return print_help(program, f"{_origin(recipe)}\n\nExample: {program} --epochs 10 --seed 1", recipe, cls())
+        command, changed = parse(words[1:], cls(), recipe, program=program)
+        return command.run(changed)
 
-
-@dataclass(frozen=True)
-class _Training:
-    recipe: Classification
-    out: str | None
-    dry_run: bool
-    json: bool
-
-    def run(self) -> int:
+    def run(self, recipe: Recipe) -> int:
+        """Trains the recipe, or says what that would need."""
         require("train", "accelerate", "tensorboard", "matplotlib")
-        if self.recipe.data in (None, DIGITS):
-            require("train", "sklearn")
-        if self.recipe.data is None:
-            print_line("no --data given: the 1,797 bundled handwritten digits are trained on", stderr=True)
-        load("polaformer.recipes.running")
-        return self._explain() if self.dry_run else self._train()
+        for line in recipe.before_training():
+            print_line(line, stderr=True)
+        load("polaformer.tasks.running")
+        return self._explain(recipe) if self.dry_run else self._train(recipe)
 
-    def _train(self) -> int:
+    def _train(self, recipe: Recipe) -> int:
         from polaformer.cli.run_report import report
-        from polaformer.recipes.running import train
+        from polaformer.tasks.running import train
 
         begun = datetime.now().strftime("%Y%m%d-%H%M%S")
-        folder = Path(self.out) if self.out else Path("runs") / self.recipe.name / f"{begun}-{self.recipe.seed}"
-        epochs = self.recipe.epochs + self.recipe.cooldown_epochs
-        with TrainingView(self.recipe.name, self.recipe.batch_size, epochs) as view:
-            finished = train(self.recipe, folder, view)
-        report(finished, self.recipe, command="train", json=self.json)
+        folder = Path(self.out) if self.out else Path("runs") / recipe.name / f"{begun}-{recipe.seed}"
+        with TrainingView(recipe.name, recipe) as view:
+            finished = train(recipe, folder, view)
+        report(finished, command="train", json=self.json)
         return 0
 
-    def _explain(self) -> int:
+    def _explain(self, recipe: Recipe) -> int:
         from polaformer.training.processes import start
         from polaformer.training.run import Run
 
-        job = self.recipe.job()
-        start(self.recipe.precision)
+        job = recipe.job()
+        start(recipe.precision)
         if self.out:
             Run.check_new(Path(self.out))
-        needs = _needs(self.recipe, job)
+        needs = _needs(recipe, job)
         if self.json:
-            print_json({"command": "train", "recipe": self.recipe.name, "options": as_values(self.recipe), "needs": needs})
+            print_json({"command": "train", "recipe": recipe.name, "options": as_values(recipe), "needs": needs})
             return 0
-        fields = new_table(f"{self.recipe.name}: every number of it", "field", "value", caption=_origin(self.recipe))
-        for name, value in as_values(self.recipe).items():
+        fields = new_table(f"{recipe.name}: every number of it", "field", "value", caption=_origin(recipe))
+        for name, value in as_values(recipe).items():
             fields.add_row(name, str(value))
         table = new_table("What it would need", "", "")
         for name, value in needs.items():
@@ -122,62 +107,26 @@ class _Training:
         return 0
 
 
-def _found(name: str) -> Classification:
+def _found(name: str) -> Recipe:
     """The recipe of that name, with no more processes that read data than this machine has cores for."""
     recipe = find(name)
     return replace(recipe, num_workers=workers_for_cores(recipe.num_workers))
 
 
-def _needs(recipe: Classification, job: "ClassificationJob") -> dict[str, Any]:
-    from polaformer.training.memory import estimate
-
+def _needs(recipe: Recipe, job: "TaskJob") -> dict[str, Any]:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     part = recipe.batch_size // (world * recipe.accumulation)
-    memory = estimate(job.on_meta(), (part, len(recipe.mean), recipe.img_size, recipe.img_size), recipe)
     epochs = recipe.epochs + recipe.cooldown_epochs
     return {
-        "training_images": len(job.data.train),
-        "validation_images": len(job.data.val),
-        "classes": len(job.data.classes),
         "parameters": sum(parameter.numel() for parameter in job.model.parameters()),
         "epochs": epochs,
         "updates_an_epoch": job.steps_per_epoch,
         "updates": epochs * job.steps_per_epoch,
         "processes": world,
-        "images_at_once": part,
-        "memory_of_weights_MB": round(memory.weights / 1e6),
-        "memory_of_activations_MB": round(memory.activations / 1e6),
-        "memory_of_each_process_MB": round(memory.total / 1e6),
+        f"{recipe.words.noun}_at_once": part,
+        **job.needs(part),
     }
 
 
-def _origin(recipe: Classification) -> str:
+def _origin(recipe: Recipe) -> str:
     return f"Paper: {recipe.paper}.\n\nExpected: {recipe.expected}.\n\nCommand: {recipe.command}"
-
-
-def _some_recipes() -> str:
-    return ", ".join(list(RECIPES)[:3]) + ", …"
-
-
-def _help() -> int:
-    about = f"{inspect.cleandoc(Train.__doc__ or '')}\n\nRecipes: " + ", ".join(RECIPES)
-    tyro.cli(Train, prog="polaformer train", description=about, args=["--help"], config=(tyro.conf.FlagCreatePairsOff,))
-    return 0
-
-
-def _help_of(recipe: Classification) -> int:
-    @dataclass(frozen=True)
-    class Options:
-        recipe: tyro.conf.OmitArgPrefixes[Classification]
-        out: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
-        """Folder for the run, new or empty; runs/RECIPE/TIME-SEED unless given."""
-        dry_run: bool = False
-        """Check everything, print the resolved recipe and what it would need, and stop."""
-        json: bool = False
-        """Print the result as JSON on stdout and nothing else there."""
-
-    about = f"{_origin(recipe)}\n\nExample: polaformer train {recipe.name} --epochs 10 --seed 1"
-    program = f"polaformer train {recipe.name}"
-    config = (tyro.conf.FlagCreatePairsOff,)
-    tyro.cli(Options, prog=program, description=about, default=Options(recipe), args=["--help"], config=config)
-    return 0

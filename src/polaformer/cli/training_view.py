@@ -1,4 +1,4 @@
-"""What a training shows while it runs: a bar with rate, loss, accuracy and time left, or lines where there is no terminal."""
+"""What a training shows while it runs: a bar with rate, loss, score and time left, or lines where there is no terminal."""
 
 import os
 import sys
@@ -10,19 +10,21 @@ from rich.progress import BarColumn, Progress, TaskID, TimeElapsedColumn
 
 from polaformer.cli.output import ProgressText, Terminal, print_line
 from polaformer.errors import shown
+from polaformer.tasks.recipe import Recipe
 
 
 class TrainingView:
     """Tells of a training on stderr; give it to the loop as `watch`."""
 
-    def __init__(self, name: str, batch_size: int, epochs: int) -> None:
-        self.name, self.batch_size, self.epochs = name, batch_size, epochs
+    def __init__(self, name: str, recipe: Recipe) -> None:
+        self.name, self.batch_size, self.words = name, recipe.batch_size, recipe.words
+        self.epochs = recipe.epochs + recipe.cooldown_epochs
         self.is_silent = os.environ.get("RANK", "0") != "0"  # one of several processes tells
         self.is_terminal = Terminal(stderr=True).is_terminal and not self.is_silent
         columns = (ProgressText("{task.description}"), BarColumn(bar_width=24), ProgressText("{task.fields[numbers]}"))
         self.bar = Progress(*columns, TimeElapsedColumn(), console=Terminal(stderr=True), disable=not self.is_terminal)
         self.task: TaskID | None = None
-        self.accuracy = ""
+        self.score = ""
         self.loss = 0.0
         self.started: tuple[float, int] | None = None
 
@@ -47,8 +49,9 @@ class TrainingView:
             self._say(f"resumed from {record['path']}, step {record['step']} of {record['total']}")
         elif event == "note":
             self._say(record["text"])
-        elif event == "bad images":
-            self._say(f"{len(record['images'])} images of this epoch could not be used: " + "; ".join(record["images"][:3]))
+        elif event == "bad samples":
+            found = record["samples"]
+            self._say(f"{len(found)} {self.words.noun} of this epoch could not be used: " + "; ".join(found[:3]))
 
     def _update(self, record: dict[str, Any]) -> None:
         step, total = record["step"], record["total"]
@@ -75,10 +78,11 @@ class TrainingView:
             return f"loss {self.loss:.3f}"
         left = seconds / done * (self.total - self.step)
         rate = done * self.batch_size / seconds
-        return f"{rate:,.0f} images/s, loss {self.loss:.3f}{self.accuracy}, {_duration(left)} left, spent"
+        return f"{rate:,.0f} {self.words.noun}/s, loss {self.loss:.3f}{self.score}, {_duration(left)} left, spent"
 
     def _evaluated(self, record: dict[str, Any]) -> None:
-        self.accuracy = f", accuracy {record['accuracy']:.2f} %"
+        metric = self.words.metric
+        self.score = f", {metric.label} {metric.text(record[metric.name])}"
         if not self.is_terminal and self.started is not None:
             self._say(f"{self._title(record['step'], self.total)}: {self._numbers().removesuffix(', spent')}")
 

@@ -1,96 +1,87 @@
-"""Images of a source as batches of tensors. What is in a batch does not depend on the number of workers."""
+"""Samples of any kind as batches, read ahead by worker processes. What is in a batch does not depend on their number."""
 
 import signal
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import signal_handling
 
+from polaformer.data.batch import Batch
 from polaformer.data.order import Key
 from polaformer.data.randomness import derive, seeded
-from polaformer.data.sources import Source
-from polaformer.data.transforms import Transform
-from polaformer.errors import DataError, ImageError
+from polaformer.errors import DataError, SampleError
 
 MOST_REPLACEMENTS = 20  # in a row: by then the data are beyond repair
 
 
+class Reader(Protocol):
+    """Samples that can be read in any order, and made into batches; what a sample is, only the reader knows."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> Any:
+        """The sample at a place; random draws come from the global generators. Raises SampleError where it is unusable."""
+        ...
+
+    def collate(self, samples: Sequence[Any], indices: list[int], bad: list[str]) -> Batch:
+        """The samples, perhaps none, as a batch; `indices` are their places, `bad` a line for each that could not be used."""
+        ...
+
+
 @dataclass(frozen=True)
 class Sample:
-    """An image (C, H, W), None if it cannot be used; its label, its place in the source, and what was wrong on the way."""
+    """What a reader gave, None if it cannot be used; its place, and what was wrong on the way."""
 
-    image: Tensor | None
-    label: int
+    content: Any
     index: int
     bad: list[str]
 
 
-class Batch(NamedTuple):
-    """Images (B, C, H, W), labels (B,), places in the source (B,), and a line for every image that could not be used."""
-
-    images: Tensor
-    labels: Tensor
-    indices: Tensor
-    bad: list[str]
-
-
 class Samples(Dataset[Sample]):
-    """The samples of a source by key; all random draws of a transform follow from (seed, epoch, index).
+    """The samples of a reader by key; all their random draws follow from (seed, epoch, index).
 
-    on_bad_image: "error" raises ImageError; "skip" takes another image in its place, chosen by (seed, epoch, index), or, where
+    on_bad: "error" raises SampleError; "skip" takes another sample in its place, chosen by (seed, epoch, index), or, where
     the order matters (replace=False, for evaluation), leaves it out.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        transform: Transform,
-        *,
-        channels: int,
-        seed: int,
-        on_bad_image: str = "error",
-        replace: bool = True,
-    ) -> None:
-        self.source, self.transform, self.channels = source, transform, channels
-        self.seed, self.skips, self.replace = seed, on_bad_image == "skip", replace
+    def __init__(self, reader: Reader, *, seed: int, on_bad: str = "error", replace: bool = True) -> None:
+        self.reader, self.seed, self.skips, self.replace = reader, seed, on_bad == "skip", replace
 
     def __len__(self) -> int:
-        return len(self.source)
+        return len(self.reader)
 
     def __getitem__(self, key: Key) -> Sample:
         index, bad = key.index, list[str]()
         for attempt in range(MOST_REPLACEMENTS):
             try:
-                return Sample(self._image(Key(key.epoch, index)), self.source.labels[index], index, bad)
-            except ImageError as error:
+                return Sample(self._read(Key(key.epoch, index)), index, bad)
+            except SampleError as error:
                 if not self.skips:
                     raise
                 bad.append(str(error))
                 if not self.replace:
-                    return Sample(None, self.source.labels[index], index, bad)
-            index = derive("replacement", self.seed, key.epoch, key.index, attempt) % len(self.source)
-        raise DataError(f"{MOST_REPLACEMENTS} images in a row cannot be used, the last because {bad[-1]}; check the data")
+                    return Sample(None, index, bad)
+            index = derive("replacement", self.seed, key.epoch, key.index, attempt) % len(self.reader)
+        raise DataError(f"{MOST_REPLACEMENTS} samples in a row cannot be used, the last because {bad[-1]}; check the data")
 
-    def _image(self, key: Key) -> Tensor:
-        image = self.source.read(key.index, self.channels)
+    def _read(self, key: Key) -> Any:
         with seeded(derive("sample", self.seed, key.epoch, key.index)):
-            return self.transform(image)
+            return self.reader.read(key.index)
 
 
 def batches(
     samples: Samples, keys: Iterable[list[Key]], *, num_workers: int = 0, pin_memory: bool = False
-) -> Generator[Batch, None, None]:
+) -> Generator[Any, None, None]:
     """The batches of these keys, in their order, read ahead by worker processes, which end when this generator is closed."""
     loader = DataLoader(
         _Telling(samples),
         batch_sampler=_Keys(keys),
         num_workers=num_workers,
-        collate_fn=partial(_collate, channels=samples.channels),
+        collate_fn=partial(_collate, reader=samples.reader),
         pin_memory=pin_memory,
         worker_init_fn=_ignore_signals,
         generator=torch.Generator(),  # the loader draws from it, and from nothing that training draws from
@@ -155,15 +146,10 @@ def _ignore_signals(worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _collate(found: list[Sample | DataError], channels: int) -> Batch | DataError:
+def _collate(found: list[Sample | DataError], reader: Reader) -> Batch | DataError:
     samples = [one for one in found if isinstance(one, Sample)]
     if len(samples) < len(found):
         return next(one for one in found if isinstance(one, DataError))
-    images = [sample.image for sample in samples if sample.image is not None]
-    usable = [sample for sample in samples if sample.image is not None]
-    return Batch(
-        torch.stack(images) if images else torch.empty(0, channels, 1, 1),
-        torch.tensor([sample.label for sample in usable], dtype=torch.int64),
-        torch.tensor([sample.index for sample in usable], dtype=torch.int64),
-        [line for sample in samples for line in sample.bad],
-    )
+    usable = [sample for sample in samples if sample.content is not None]
+    bad = [line for sample in samples for line in sample.bad]
+    return reader.collate([sample.content for sample in usable], [sample.index for sample in usable], bad)

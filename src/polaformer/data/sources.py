@@ -48,6 +48,12 @@ class Data:
         """The names of the classes."""
         return self.train.classes
 
+    def part(self, split: str) -> Source:
+        """What is called "train" or "val"; raises DataError for other names."""
+        if split not in ("train", "val"):
+            raise DataError(f"there is no split {split!r}; the data have train and val")
+        return self.train if split == "train" else self.val
+
 
 class Part:
     """Some of the images of a source, in the given order."""

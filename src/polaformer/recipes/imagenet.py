@@ -13,7 +13,7 @@ needs about eight GPUs for days.
 from dataclasses import replace
 from typing import NamedTuple
 
-from polaformer.recipes.classification import Classification
+from polaformer.tasks.classification.recipe import ClassificationRecipe
 
 
 class Row(NamedTuple):
@@ -58,8 +58,8 @@ def _expected(top1: float | None, epochs: int) -> str:
     return said if epochs == 400 else f"{said} for 400 epochs; this has {epochs}"
 
 
-def _paper(model: str, row: Row) -> Classification:
-    return Classification(
+def _paper(model: str, row: Row) -> ClassificationRecipe:
+    return ClassificationRecipe(
         name=_recipe_name(model),
         paper=f"{row.table}, {model}, 400 epochs" if row.top1 else "the paper has no row of this model",
         expected=_expected(row.top1, 400),
@@ -72,7 +72,7 @@ def _paper(model: str, row: Row) -> Classification:
     )
 
 
-def _released(model: str, row: Row) -> Classification:
+def _released(model: str, row: Row) -> ClassificationRecipe:
     recipe = replace(_paper(model, row), name=_recipe_name(model, "-300"), expected=_expected(row.top1, 300), epochs=300)
     if "pvt" in model:
         recipe = replace(recipe, warmup_epochs=5, cooldown_epochs=10)
@@ -84,9 +84,9 @@ def _like(model: str) -> str:
     return "FLatten's PVTv2" if "pvt" in model else "the authors' Swin"
 
 
-def _fine_tuned(model: str, top1: float | None) -> Classification:
+def _fine_tuned(model: str, top1: float | None) -> ClassificationRecipe:
     said = f"{top1} % top-1, as the paper says" if top1 else "the paper has no number for this model"
-    return Classification(
+    return ClassificationRecipe(
         name=_recipe_name(model),
         paper=f"Table 4, {model}: 30 epochs at 384 pixels from weights of 224",
         expected=said,

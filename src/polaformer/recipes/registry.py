@@ -1,16 +1,33 @@
-"""The recipes by name."""
+"""The recipes by name: ours, and those of tasks from outside."""
+
+from collections.abc import Iterator, Mapping
+from functools import cache
 
 from polaformer.errors import SettingsError, nearest
 from polaformer.recipes import cifar10, digits, imagenet
-from polaformer.recipes.classification import Classification
+from polaformer.tasks.recipe import Recipe
+from polaformer.tasks.registry import tasks
 
-RECIPES: dict[str, Classification] = {
-    recipe.name: recipe for module in (digits, cifar10, imagenet) for recipe in module.RECIPES
-}
+OURS: dict[str, Recipe] = {recipe.name: recipe for module in (digits, cifar10, imagenet) for recipe in module.RECIPES}
 
 
-def find(name: str) -> Classification:
+@cache
+def recipes() -> Mapping[str, Recipe]:
+    """All recipes; of two with one name ours is taken, or that of the task that comes first."""
+    found: dict[str, Recipe] = {}
+    for recipe in (*OURS.values(), *_from_outside()):
+        found.setdefault(recipe.name, recipe)
+    return found
+
+
+def _from_outside() -> Iterator[Recipe]:
+    for task in tasks().found.values():
+        yield from task.recipes
+
+
+def find(name: str) -> Recipe:
     """The recipe of that name; raises SettingsError, which tells the nearest."""
-    if name not in RECIPES:
-        raise SettingsError(f"there is no recipe {name!r}; {nearest(name, RECIPES)}`polaformer train --help` lists them")
-    return RECIPES[name]
+    if name not in recipes():
+        why = "".join(f"; {problem}" for problem in tasks().problems)
+        raise SettingsError(f"there is no recipe {name!r}; {nearest(name, recipes())}`polaformer train --help` lists them{why}")
+    return recipes()[name]

@@ -1,8 +1,8 @@
 """What small trainings have in common: minutes on a CPU, rates as they are, no augmentation but crops."""
 
-from polaformer.recipes.classification import Classification
+from polaformer.tasks.classification.recipe import ClassificationRecipe
 
-SMALL = Classification(
+SMALL = ClassificationRecipe(
     drop_path_rate=0.0,
     warmup_lr=1e-5,
     min_lr=1e-5,

@@ -1,1 +1,1 @@
-"""What is learnt: for each task a loss, a metric, and a prediction."""
+"""What is learnt: a folder for each task, a registry of all, and what trains any of them. Importable without PyTorch."""

@@ -10,13 +10,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from polaformer.data.batch import Batch
 from polaformer.data.randomness import derive, reseed
-from polaformer.data.samples import Batch
 from polaformer.errors import DataError
-from polaformer.regular_files import open_regular
+from polaformer.regular_files import open_regular, writing
 from polaformer.training.engine import Engine, NonFiniteError
 from polaformer.training.evaluation import moved
-from polaformer.training.run import writing
 
 FOLDER = "diverged"
 
@@ -35,26 +34,34 @@ def leave_behind(folder: Path, parts: Sequence[Batch], names: list[str], error: 
     about: the step, the rank of the process and the seed, from which the draws of mixup, dropout and drop path follow.
     """
     target = folder / FOLDER / f"step-{about['step']:09d}-rank-{about['rank']}.safetensors"
+    stored = [part.stored(str(number)) for number, part in enumerate(parts)]
+    tensors = {name: tensor for found, _ in stored for name, tensor in found.items()}
     known = {**about, "lr": error.lr, "loss": repr(error.loss), "grad_norm": repr(error.grad_norm), "names": names}
-    tensors = {f"{kind}.{n}": getattr(part, kind) for n, part in enumerate(parts) for kind in ("images", "labels", "indices")}
+    known["parts"] = [outline for _, outline in stored]
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, target, {"about": json.dumps(known)})
     return target
 
 
-def read(path: Path) -> tuple[list[Batch], dict[str, Any]]:
-    """The parts and what is known of them; raises DataError."""
+def read(path: Path, kind: type[Batch]) -> tuple[list[Batch], dict[str, Any]]:
+    """The parts, batches of that kind, and what is known of them; raises DataError."""
     try:
         with open_regular(path), safe_open(path, framework="pt") as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, it is not a dict
             about = json.loads(file.metadata()["about"])
-        kinds = ("images", "labels", "indices")
-        numbers = range(sum(key.startswith("images.") for key in tensors))
-        return [Batch(**{kind: tensors[f"{kind}.{n}"] for kind in kinds}, bad=[]) for n in numbers], about
+        outlines = about["parts"] if "parts" in about else _outlines_of_names(tensors)
+        return [kind.restored(tensors, outline) for outline in outlines], about
     except Exception as error:
         # safetensors and JSON have their own errors for what is not theirs.
         raise DataError(f"{path} is no file of a diverged step: {error}; give one from {FOLDER}/") from error
+
+
+def _outlines_of_names(tensors: dict[str, Tensor]) -> list[dict[str, Any]]:
+    """What files of version 0.1.0 do not say: their tensors are called FIELD.PART, and there is nothing else."""
+    parts = sorted({int(name.rpartition(".")[2]) for name in tensors})
+    names = {name.rpartition(".")[0] for name in tensors}
+    return [{name: {"tensor": f"{name}.{part}"} for name in names} | {"bad": []} for part in parts]
 
 
 def replay(engine: Engine, parts: Sequence[Batch], about: dict[str, Any]) -> Replay:
@@ -65,7 +72,7 @@ def replay(engine: Engine, parts: Sequence[Batch], about: dict[str, Any]) -> Rep
     losses: list[Tensor] = []
     for part in parts:
         with engine.accelerator.autocast():
-            losses.append(engine.task.loss(model, moved(part, model, engine.accelerator)))
+            losses.append(engine.objective.loss(model, moved(part, model, engine.accelerator)))
         (losses[-1] / len(parts)).backward()
     gradients = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
     bad = [name for name, gradient in gradients.items() if not bool(gradient.isfinite().all())]

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from polaformer.backbones.loading import unwrapped
+from polaformer.data.batch import Batch
 from polaformer.data.randomness import derive, reseed
-from polaformer.data.samples import Batch
 from polaformer.training.checkpoint import DamagedError
-from polaformer.training.evaluation import Task, count, moved
+from polaformer.training.evaluation import count, moved
+from polaformer.training.job import Objective
 from polaformer.training.optim import Schedule, create_optimizer, restore_state, state_of
 from polaformer.training.processes import sum_over, use_deterministic_algorithms
 from polaformer.training.settings import Settings
@@ -34,7 +35,9 @@ class Progress:
     loss: float = 0.0  # summed since the last line of the journal
     updates: int = 0  # that it was summed over
     journal: int = 0  # bytes
-    bad: list[str] = field(default_factory=list)  # lines on images of this epoch that could not be used
+    bad: list[str] = field(default_factory=list)  # lines on samples of this epoch that could not be used
+    best: float | None = None  # the best value of the metric so far, where the best weights are kept
+    best_step: int = 0  # the step of that evaluation
 
 
 class Update(NamedTuple):
@@ -58,9 +61,10 @@ class Engine:
     """The parts of a training that change with every update."""
 
     def __init__(
-        self, model: nn.Module, task: Task, settings: Settings, steps_per_epoch: int, accelerator: Accelerator
+        self, model: nn.Module, objective: Objective, settings: Settings, steps_per_epoch: int, accelerator: Accelerator
     ) -> None:
-        self.task, self.settings, self.accelerator = task, settings, accelerator
+        self.objective, self.settings, self.accelerator = objective, settings, accelerator
+        self.best: dict[str, Tensor] | None = None  # the weights of the best evaluation so far, where they are kept
         if settings.deterministic:
             use_deterministic_algorithms()
         if settings.precision == "fp64":
@@ -77,9 +81,18 @@ class Engine:
         self._is_warm = accelerator.num_processes == 1
 
     @property
-    def best_model(self) -> nn.Module:
+    def evaluated_model(self) -> nn.Module:
         """What is evaluated and shipped: the average of the weights where there is one."""
         return self.inner if self.ema is None else self.ema.module
+
+    def keep_best(self) -> None:
+        """Remembers the weights that were evaluated."""
+        self.best = {name: tensor.cpu().clone() for name, tensor in _tensors(self.evaluated_model).items()}
+
+    def take_best(self) -> None:
+        """Gives the evaluated model the weights that were remembered; training cannot go on afterwards."""
+        if self.best is not None:
+            unwrapped(self.evaluated_model).load_state_dict(self.best)
 
     def update(self, parts: Sequence[Batch], step: int, *, stop: bool = False) -> Update:
         """One step of the optimiser; raises NonFiniteError, in all processes, before anything has changed."""
@@ -116,7 +129,7 @@ class Engine:
         """
         if not self._is_warm:
             self.model.train()
-            self.accelerator.backward(0.0 * self.task.loss(self.model, moved(part, self.inner, self.accelerator)))
+            self.accelerator.backward(0.0 * self.objective.loss(self.model, moved(part, self.inner, self.accelerator)))
             self.optimizer.zero_grad()
             self._is_warm = True
 
@@ -125,7 +138,7 @@ class Engine:
         together = nullcontext() if last else self.accelerator.no_sync(self.model)
         with together:
             with self.accelerator.autocast():
-                loss = self.task.loss(self.model, moved(part, self.inner, self.accelerator))
+                loss = self.objective.loss(self.model, moved(part, self.inner, self.accelerator))
             self.accelerator.backward(loss / self.settings.accumulation)
         return float(loss.detach())
 
@@ -138,7 +151,7 @@ class Engine:
 
     def count(self, batches: Iterable[Batch]) -> Any:
         """The counts of the model that is shipped, on the batches of all processes."""
-        return count(self.best_model, self.task, batches, self.accelerator)
+        return count(self.evaluated_model, self.objective, batches, self.accelerator)
 
     def files(self, progress: Progress, metadata: dict[str, str], *, seconds: float) -> dict[str, bytes]:
         """All that a resumed run needs, as the files of a checkpoint."""
@@ -158,6 +171,8 @@ class Engine:
         }
         if self.ema is not None:
             found["ema.safetensors"] = save(_tensors(self.ema.module), metadata)
+        if self.best is not None:
+            found["best.safetensors"] = save(self.best, metadata)
         return found
 
     def restore(self, files: dict[str, bytes]) -> tuple[Progress, dict[str, Any]]:
@@ -171,6 +186,7 @@ class Engine:
             restore_state(self.raw_optimizer, self.inner, load(files["optimizer.safetensors"]), state["optimizer"])
             if self.ema is not None:
                 self.ema.module.load_state_dict(load(files["ema.safetensors"]))
+            self.best = load(files["best.safetensors"]) if "best.safetensors" in files else None
             if self.accelerator.scaler is not None and state["scaler"] is not None:
                 self.accelerator.scaler.load_state_dict(state["scaler"])
             about = {"seconds": float(state["wall"]["seconds"]), "processes": int(state["processes"])}

@@ -6,63 +6,24 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from math import isfinite
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from torch import nn
 
-from polaformer.data.samples import Batch
-from polaformer.errors import DataError, DivergedError, ImageError, StoppedError
+from polaformer.data.batch import Batch
+from polaformer.errors import DataError, DivergedError, SampleError, StoppedError
+from polaformer.regular_files import writing
 from polaformer.training import checkpoint, divergence
 from polaformer.training.engine import Engine, NonFiniteError, Progress, Update, taken
-from polaformer.training.evaluation import Task
+from polaformer.training.job import Job
 from polaformer.training.journal import Board, Journal, write_csv
 from polaformer.training.processes import sum_over
-from polaformer.training.run import Run, writing
+from polaformer.training.run import Run
 from polaformer.training.settings import Settings
 from polaformer.training.stopping import Stop
-
-
-class Job(Protocol):
-    """What is trained, on what: made by a recipe."""
-
-    @property
-    def model(self) -> nn.Module:
-        """What is trained."""
-        ...
-
-    @property
-    def task(self) -> Task:
-        """What it learns."""
-        ...
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Updates of an epoch."""
-        ...
-
-    def training_batches(self, first_step: int, rank: int, world: int) -> Generator[Batch, None, None]:
-        """The parts of every update from `first_step` on, without end."""
-        ...
-
-    def evaluation_batches(self, rank: int, world: int) -> Generator[Batch, None, None]:
-        """What a process evaluates."""
-        ...
-
-    def name(self, index: int) -> str:
-        """What to call a training sample."""
-        ...
-
-    def metadata(self) -> dict[str, str]:
-        """What the files of weights say besides the weights."""
-        ...
-
-    def most_bad(self) -> int | None:
-        """How many samples of an epoch may turn out to be unusable; None where the first one ends the run."""
-        ...
-
+from polaformer.training.words import Words
 
 Watch = Callable[[str, dict[str, Any]], None]
 
@@ -70,17 +31,18 @@ Watch = Callable[[str, dict[str, Any]], None]
 class Training:
     """One run of one job. `watch` is told of what happens, in every process: a word and a record."""
 
-    def __init__(self, job: Job, settings: Settings, run: Run, accelerator: Accelerator, watch: Watch) -> None:
+    def __init__(self, job: Job, settings: Settings, run: Run, accelerator: Accelerator, watch: Watch, words: Words) -> None:
         self.job, self.settings, self.run, self.accelerator, self.watch = job, settings, run, accelerator, watch
+        self.words = words
         self.rank, self.world, self.is_main = accelerator.process_index, accelerator.num_processes, accelerator.is_main_process
         self.total = (settings.epochs + settings.cooldown_epochs) * job.steps_per_epoch
-        self.engine = Engine(job.model, job.task, settings, job.steps_per_epoch, accelerator)
+        self.engine = Engine(job.model, job.objective, settings, job.steps_per_epoch, accelerator)
         self.progress, self.seconds, self.saved = Progress(), 0.0, -1
         self.stop = Stop()
         self.problem: DataError | None = None  # what this process cannot read
 
-    def train(self) -> Any:
-        """Begins or resumes, goes on to the end, and returns the counts of the last evaluation.
+    def train(self) -> dict[str, Any]:
+        """Begins or resumes, goes on to the end, and returns the counts of every split, with the weights that are shipped.
 
         Raises StoppedError after a signal, DivergedError at a loss that is not finite, DataError for data that cannot be used,
         CannotWriteError where there is no room; the state is saved wherever it can be.
@@ -96,7 +58,7 @@ class Training:
     def _batches(self) -> Generator[Batch, None, None]:
         return self.job.training_batches(self.progress.step, self.rank, self.world)
 
-    def _loop(self, batches: Iterator[Batch]) -> Any:
+    def _loop(self, batches: Iterator[Batch]) -> dict[str, Any]:
         counts, stopping = None, False
         self.clock = time.perf_counter()
         waiting = self._next(batches, self.progress.step)
@@ -114,7 +76,7 @@ class Training:
                 self._save()
         if stopping:
             raise self._ended()
-        return counts
+        return self._final_counts(counts)
 
     def _next(self, batches: Iterator[Batch], step: int) -> list[Batch]:
         """The parts of update `step`; none after the last, and none, and a problem to tell, where the data cannot be read."""
@@ -140,7 +102,7 @@ class Training:
         ends_epoch = self.progress.step % self.job.steps_per_epoch == 0
         if self.progress.step % self.settings.log_every == 0 or ends_epoch:
             self._log_update(update)
-        too_many = ends_epoch and self._log_bad_images()
+        too_many = ends_epoch and self._log_bad_samples()
         return update.stop or too_many
 
     def _log_update(self, update: Update) -> None:
@@ -148,18 +110,19 @@ class Training:
         self.progress.loss, self.progress.updates = 0.0, 0
         self._log(record | {"grad_norm": update.grad_norm, "lr": update.lr})
 
-    def _log_bad_images(self) -> bool:
-        """At the end of an epoch, lists the images that could not be used; returns whether there were too many."""
+    def _log_bad_samples(self) -> bool:
+        """At the end of an epoch, lists the samples that could not be used; returns whether there were too many."""
         most = self.job.most_bad()
         if most is None:
             return False
         bad, self.progress.bad = sorted(self._gathered(self.progress.bad)), []
         if bad:
-            self._log({"kind": "bad images", "images": bad})
-            self.watch("bad images", {"images": bad})
+            self._log({"kind": f"bad {self.words.noun}", self.words.noun: bad})
+            self.watch("bad samples", {"samples": bad})
         if len(bad) > most:
+            hint = f" ({self.words.allow_option})" if self.words.allow_option else ""
             self.problem = DataError(
-                f"{len(bad)} images of this epoch could not be used, more than the {most} allowed (--max-bad-share); first: "
+                f"{len(bad)} {self.words.noun} of this epoch could not be used, more than the {most} allowed{hint}; first: "
                 f"{bad[0]}. `polaformer check` lists them all"
             )
         return len(bad) > most
@@ -172,17 +135,52 @@ class Training:
         """The counts of an evaluation, and whether to stop: then they are thrown away, and counted again after resuming."""
         self._tick(running=True)
         self.watch("evaluation", {"step": self.progress.step})
-        with closing(self.job.evaluation_batches(self.rank, self.world)) as batches:
-            counts = self.engine.count(self._until_end(batches))
-        if self._anyone(self.stop.number > 0 or self.problem is not None):
+        counts = self._count(self.job.splits[0])
+        if counts is None:
             return None, True
         self._tick(running=False)
-        self._log({"kind": "eval", **counts.record(), "unreadable": len(counts.bad)})
+        record = counts.record()
+        self._log({"kind": "eval", **record, "unreadable": len(counts.bad)})
         self.progress.evaluated = self.progress.step
+        self._keep_best(float(record[self.words.metric.name]))
+        self._write_csv()
+        return counts, False
+
+    def _count(self, split: str) -> Any:
+        """The counts of a split; None where the run is to end instead."""
+        with closing(self.job.evaluation_batches(split, self.rank, self.world)) as batches:
+            counts = self.engine.count(self._until_end(batches))
+        return None if self._anyone(self.stop.number > 0 or self.problem is not None) else counts
+
+    def _keep_best(self, value: float) -> None:
+        if self.settings.ship == "best" and self.words.metric.is_better(value, self.progress.best):
+            self.progress.best, self.progress.best_step = value, self.progress.step
+            self.engine.keep_best()
+
+    def _final_counts(self, last: Any) -> dict[str, Any]:
+        """The counts of the weights that are shipped on every split; `last` are those of the last evaluation.
+
+        They are lines of the journal too, but for those that the last evaluation has written already.
+        """
+        first, *others = self.job.splits
+        found = {first: last}
+        if self.engine.best is not None and self.progress.best_step != self.progress.step:
+            self.engine.take_best()
+            others = [first, *others]
+        for split in others:
+            self.watch("evaluation", {"step": self.progress.step})
+            found[split] = self._count(split)
+            if found[split] is None:
+                raise self._ended()
+            record = {"kind": "final", "split": split, **found[split].record(), "unreadable": len(found[split].bad)}
+            self._log(record | ({"best_step": self.progress.best_step} if self.engine.best is not None else {}))
+        self._write_csv()
+        return found
+
+    def _write_csv(self) -> None:
         if self.is_main:
             with writing(self.run.folder):
                 write_csv(self.run.folder)
-        return counts, False
 
     def _log(self, record: dict[str, Any]) -> None:
         # JSON has no word for what is not finite; with fp16 the gradient of a skipped update may be.
@@ -251,8 +249,9 @@ class Training:
         go_on = f"saved at step {self.progress.step} of {self.total}; go on with `polaformer resume {self.run.folder}`"
         problems = self._gathered([] if self.problem is None else [str(self.problem)])
         if problems:
-            kind = ImageError if isinstance(self.problem, ImageError) else DataError
-            return kind(f"{problems[0]} (the run is {go_on}, which also takes --on-bad-image skip)")
+            kind = type(self.problem) if isinstance(self.problem, SampleError) else DataError
+            hint = f", which also takes {self.words.skip_option}" if self.words.skip_option else ""
+            return kind(f"{problems[0]} (the run is {go_on}{hint})")
         number = self.stop.number or signal.SIGTERM
         return StoppedError(f"{signal.Signals(number).name}: {go_on}", number)
 

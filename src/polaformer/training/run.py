@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from polaformer.errors import CannotWriteError, DataError, SettingsError
-from polaformer.regular_files import open_to_write, read_regular, reason, write_whole
+from polaformer.errors import DataError, SettingsError
+from polaformer.regular_files import open_to_write, read_regular, reason, write_whole, writing
 from polaformer.training import checkpoint
 
 CONFIG, MODEL, CHECKPOINTS, LOCK = "config.json", "model.safetensors", "checkpoints", ".lock"
@@ -97,16 +97,3 @@ def weights_of(path: Path) -> Path:
     else:
         raise DataError(f"{path} is neither a run nor a checkpoint; give a run, a checkpoint in it, or a file of weights")
     return folder / ("ema.safetensors" if "ema.safetensors" in files else MODEL)
-
-
-@contextmanager
-def writing(what: Path) -> Iterator[None]:
-    """Turns a failure of the operating system inside into an error that names what could not be written."""
-    try:
-        yield
-    except CannotWriteError:
-        raise
-    except OSError as error:
-        raise CannotWriteError(
-            f"cannot write to {what}: {reason(error)}; make room, or give a place that can be written to"
-        ) from error

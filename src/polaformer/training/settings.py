@@ -8,6 +8,7 @@ MOST_WORKERS = 256
 MOST = 2**40  # of anything that is counted
 LARGEST_RATE = 1e30
 PRECISIONS = ("fp32", "bf16", "fp16", "fp64")
+SHIPPED = ("last", "best")
 
 
 def workers_for_cores(most: int) -> int:
@@ -65,14 +66,17 @@ class Settings:
     """Updates between checkpoints; None: an epoch's. There is one at the end, and on a signal, in any case."""
     keep: int = 3
     """Checkpoints that are kept."""
+    ship: str = "last"
+    """Which weights are tested and shipped at the end: last, or best, those of the best evaluation."""
     log_every: int = 50
     """Updates between lines of the journal."""
 
     def problems(self) -> list[str]:
         """Everything that makes no sense, a line each."""
         found = [*self._wrong_counts(), *self._wrong_rates()]
-        if self.precision not in PRECISIONS:
-            found.append(f"precision is {self.precision!r}; choose one of {', '.join(PRECISIONS)}")
+        for name, allowed in (("precision", PRECISIONS), ("ship", SHIPPED)):
+            if getattr(self, name) not in allowed:
+                found.append(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(allowed)}")
         if not found and self.warmup_epochs > self.epochs:
             found.append(f"warmup_epochs is {self.warmup_epochs}, but there are only {self.epochs} epochs")
         if not found and self.batch_size % self.accumulation:

@@ -17,13 +17,23 @@ from hypothesis import strategies as some
 from polaformer.backbones import create_model
 from polaformer.backbones.published import ROWS as PUBLISHED
 from polaformer.backbones.registry import MODELS
+from polaformer.cli.options import parse
+from polaformer.cli.train import Train
 from polaformer.errors import SettingsError
 from polaformer.recipes import imagenet
-from polaformer.recipes.classification import Classification, option_names
-from polaformer.recipes.jobs import ClassificationJob
-from polaformer.recipes.options import as_values, with_values, with_words
-from polaformer.recipes.registry import RECIPES, find
+from polaformer.recipes.registry import OURS as RECIPES
+from polaformer.recipes.registry import find
+from polaformer.tasks.classification.job import ClassificationJob
+from polaformer.tasks.classification.recipe import ClassificationRecipe
+from polaformer.tasks.options import with_values
+from polaformer.tasks.recipe import as_values, option_names
 from polaformer.training.optim import Schedule, create_optimizer
+
+
+def with_words(recipe: Any, words: list[str], *others: Any) -> tuple[Any, ...]:
+    """The recipe, and other dataclasses, with the options that the words give."""
+    return parse(words, recipe, *others, program="polaformer train")
+
 
 IMAGENET_IMAGES = 1_281_167
 DIGITS = RECIPES["digits/pola-vit-tiny"]
@@ -85,7 +95,7 @@ def test_expected_results_are_those_that_the_paper_prints() -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=list(RECIPES))
-def test_every_recipe_makes_sense_and_says_where_it_comes_from(recipe: Classification) -> None:
+def test_every_recipe_makes_sense_and_says_where_it_comes_from(recipe: ClassificationRecipe) -> None:
     given = replace(recipe, checkpoint="weights.safetensors") if recipe.needs_checkpoint else recipe
     assert given.problems() == []
     assert recipe.paper
@@ -127,16 +137,16 @@ def test_words_change_every_kind_of_field() -> None:
         "--out",
         "x",
     ]
-    recipe, others = with_words(DIGITS, words, {"out": str})
+    recipe, others = with_words(DIGITS, words, Train())
     wanted: dict[str, Any] = {"epochs": 7, "lr": 0.01, "dims": (8, 16), "compile": True, "clip_norm": None}
     wanted |= {"crop_scale": (0.5, 1.0), "num_heads": (1, 2), "grad_checkpointing": False, "warmup_epochs": 2}
     assert recipe == replace(DIGITS, attention="softmax", **wanted)
-    assert others == {"out": "x"}
+    assert others == Train(out="x")
 
 
 def test_attention_options_reach_the_model_as_values() -> None:
     words = ["--attention-options", "gate=None", "conv=depthwise,alpha=2.5", "kernel_size=3", "learn_scale=false"]
-    recipe, _ = with_words(DIGITS, words)
+    (recipe,) = with_words(DIGITS, words)
     wanted = {"gate": None, "conv": "depthwise", "alpha": 2.5, "kernel_size": 3, "learn_scale": False}
     assert recipe.model_options()["attention_options"] == wanted
     layer = ClassificationJob(recipe).model.blocks[0].attn
@@ -146,7 +156,9 @@ def test_attention_options_reach_the_model_as_values() -> None:
 def test_a_recipe_survives_json() -> None:
     for recipe in RECIPES.values():
         given = replace(recipe, checkpoint="weights.safetensors", attention_options=("gate=None", "eps=0"))
-        bare = Classification(**{name: getattr(given, name) for name in ("name", "paper", "expected", "needs_checkpoint")})
+        bare = ClassificationRecipe(
+            **{name: getattr(given, name) for name in ("name", "paper", "expected", "needs_checkpoint")}
+        )
         assert with_values(bare, json.loads(json.dumps(as_values(given)))) == given
 
 
@@ -237,5 +249,5 @@ def test_law_any_values_give_a_recipe_that_makes_sense_or_one_error(values: dict
 @given(some.lists(some.one_of(flags, some.text(max_size=6))))
 def test_law_any_words_give_a_recipe_that_makes_sense_or_one_error(words: list[str]) -> None:
     with suppress(SettingsError):
-        recipe, _ = with_words(DIGITS, words)
+        (recipe,) = with_words(DIGITS, words)
         assert recipe.problems() == []

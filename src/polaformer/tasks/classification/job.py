@@ -1,7 +1,8 @@
 """What a recipe makes: data, model and task, ready for the loop."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from timm.data import Mixup
@@ -11,15 +12,19 @@ from polaformer.backbones import create_model
 from polaformer.backbones.backbone import Backbone
 from polaformer.backbones.loading import load_weights, model_metadata
 from polaformer.backbones.recognition import num_classes_of
+from polaformer.data.labelled_images import ImageReader, LabelledImages
 from polaformer.data.order import Order, Share
 from polaformer.data.randomness import derive, reseed
-from polaformer.data.samples import Batch, Samples, batches
-from polaformer.data.sources import DIGITS, Data, open_data
+from polaformer.data.samples import Samples, batches
+from polaformer.data.sources import DIGITS, Data, digest_of_names, open_data
 from polaformer.data.transforms import Preprocessing, Transform, training_transform
 from polaformer.errors import SettingsError
-from polaformer.recipes.classification import Classification
-from polaformer.tasks import classification
-from polaformer.tasks.classifier import Classifier, describe
+from polaformer.tasks.classification import figures
+from polaformer.tasks.classification.objective import Counts, CrossEntropy
+from polaformer.tasks.classification.predictor import Classifier, describe
+from polaformer.tasks.classification.recipe import ClassificationRecipe
+from polaformer.tasks.figures import Figure
+from polaformer.training.memory import estimate
 from polaformer.training.optim import check_optimizer
 from polaformer.training.run import weights_of
 from polaformer.weights.files import read_state_dict
@@ -28,7 +33,10 @@ from polaformer.weights.files import read_state_dict
 class ClassificationJob:
     """A classification recipe with its data opened and its model made; raises SettingsError or DataError."""
 
-    def __init__(self, recipe: Classification, *, data: Data | None = None) -> None:
+    batch = LabelledImages
+    splits = ("val",)
+
+    def __init__(self, recipe: ClassificationRecipe, *, data: Data | None = None) -> None:
         self.recipe = recipe
         checks = [lambda: check_optimizer(recipe.optimizer), lambda: _build(recipe, 2, "meta"), lambda: _augmentation(recipe)]
         _raise_all(recipe.problems(), checks)
@@ -43,7 +51,7 @@ class ClassificationJob:
             )
         self.preprocessing = _preprocessing(recipe)
         self.model = self._model()
-        self.task = classification.Classification(len(self.data.classes), self._mixup(), recipe.smoothing)
+        self.objective = CrossEntropy(len(self.data.classes), self._mixup(), recipe.smoothing)
 
     def check_processes(self, world: int) -> None:
         """Raises SettingsError unless so many processes can share the work."""
@@ -53,30 +61,25 @@ class ClassificationJob:
                 f"batch_size is {recipe.batch_size}, which {world} processes times accumulation {recipe.accumulation} do not "
                 f"divide; give a multiple of {parts}"
             )
-        if self.task.mixup is not None and recipe.batch_size // parts % 2:
+        if self.objective.mixup is not None and recipe.batch_size // parts % 2:
             raise SettingsError(
                 f"mixing needs an even number of images a process; give a batch_size that is a multiple of {2 * parts}"
             )
 
-    def training_batches(self, first_step: int, rank: int, world: int) -> Generator[Batch, None, None]:
+    def training_batches(self, first_step: int, rank: int, world: int) -> Generator[LabelledImages, None, None]:
         """The parts of every update from `first_step` on, without end."""
-        recipe, transform = self.recipe, _augmentation(self.recipe)
-        channels = self.preprocessing.channels
-        samples = Samples(self.data.train, transform, channels=channels, seed=recipe.seed, on_bad_image=recipe.on_bad_image)
+        recipe = self.recipe
+        reader = ImageReader(self.data.train, _augmentation(recipe), channels=self.preprocessing.channels)
+        samples = Samples(reader, seed=recipe.seed, on_bad=recipe.on_bad_image)
         keys = self.order.parts(first_step, rank=rank, world=world, accumulation=recipe.accumulation)
         return batches(samples, keys, num_workers=recipe.num_workers, pin_memory=torch.cuda.is_available())
 
-    def evaluation_batches(self, rank: int, world: int) -> Generator[Batch, None, None]:
-        """What a process evaluates: its share of the validation images, each once."""
-        samples = Samples(
-            self.data.val,
-            self.preprocessing.transform(),
-            channels=self.preprocessing.channels,
-            seed=self.recipe.seed,
-            on_bad_image=self.recipe.on_bad_image,
-            replace=False,
-        )
-        share = Share(len(self.data.val), max(1, self.recipe.batch_size // (world * self.recipe.accumulation)), rank, world)
+    def evaluation_batches(self, split: str, rank: int, world: int) -> Generator[LabelledImages, None, None]:
+        """What a process evaluates: its share of the images, each once."""
+        source = self.data.part(split)
+        reader = ImageReader(source, self.preprocessing.transform(), channels=self.preprocessing.channels)
+        samples = Samples(reader, seed=self.recipe.seed, on_bad=self.recipe.on_bad_image, replace=False)
+        share = Share(len(source), max(1, self.recipe.batch_size // (world * self.recipe.accumulation)), rank, world)
         return batches(samples, share, num_workers=self.recipe.num_workers, pin_memory=torch.cuda.is_available())
 
     def name(self, index: int) -> str:
@@ -93,7 +96,30 @@ class ClassificationJob:
         """What the files of weights say besides the weights: how the model is made, its classes, its images."""
         return model_metadata(self.model) | describe(self.data.classes, self.preprocessing) | {"recipe": self.recipe.name}
 
-    def classifier(self, model: nn.Module) -> Classifier:
+    def seen(self) -> dict[str, Any]:
+        """How many images each part has, and a digest of their names and labels."""
+        parts = {"train": self.data.train, "val": self.data.val}
+        digests = {name: digest_of_names(source) for name, source in parts.items()}
+        return {"images": {name: len(source) for name, source in parts.items()}, "names": digests}
+
+    def needs(self, part: int) -> dict[str, Any]:
+        """What a training would need."""
+        recipe = self.recipe
+        memory = estimate(self.on_meta(), (part, len(recipe.mean), recipe.img_size, recipe.img_size), recipe)
+        return {
+            "training_images": len(self.data.train),
+            "validation_images": len(self.data.val),
+            "classes": len(self.data.classes),
+            "memory_of_weights_MB": round(memory.weights / 1e6),
+            "memory_of_activations_MB": round(memory.activations / 1e6),
+            "memory_of_each_process_MB": round(memory.total / 1e6),
+        }
+
+    def figures(self, predictor: Classifier, counts: Mapping[str, Counts]) -> dict[str, Figure]:
+        """Confusion, predictions and attention on validation images."""
+        return figures.of_classifier(predictor, counts["val"], self.data.val)
+
+    def predictor(self, model: nn.Module) -> Classifier:
         """A trained model with its classes and the preparation of its images."""
         return Classifier(model, self.data.classes, self.preprocessing)
 
@@ -126,7 +152,7 @@ class ClassificationJob:
         )
 
 
-def _build(recipe: Classification, num_classes: int, device: str) -> nn.Module:
+def _build(recipe: ClassificationRecipe, num_classes: int, device: str) -> nn.Module:
     try:
         with torch.device(device):
             model = create_model(recipe.model, num_classes=num_classes, **recipe.model_options())
@@ -141,13 +167,13 @@ def _build(recipe: Classification, num_classes: int, device: str) -> nn.Module:
     return model
 
 
-def _preprocessing(recipe: Classification) -> Preprocessing:
+def _preprocessing(recipe: ClassificationRecipe) -> Preprocessing:
     size, interpolation = (recipe.img_size, recipe.img_size), recipe.interpolation
     of_evaluation = "bicubic" if interpolation == "random" else interpolation
     return Preprocessing(size, recipe.mean, recipe.std, recipe.resize, recipe.crop_pct, of_evaluation)
 
 
-def _augmentation(recipe: Classification) -> Transform:
+def _augmentation(recipe: ClassificationRecipe) -> Transform:
     preprocessing = _preprocessing(recipe)
     try:
         return training_transform(

@@ -3,7 +3,7 @@
 # B batch, K classes
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from timm.data import Mixup
 from torch import Tensor, nn
 
-from polaformer.data.samples import Batch
+from polaformer.data.labelled_images import LabelledImages
 
 TOP = 5
 
 
 @dataclass(frozen=True)
-class Classification:
-    """What training asks of a task: the loss of a batch, and counts that add up over batches and processes.
+class CrossEntropy:
+    """What is learnt: the loss of a batch, and counts that add up over batches and processes.
 
     mixup: timm's, which draws from NumPy's generator; None for none. smoothing: of labels, where there is no mixup.
     """
@@ -28,7 +28,7 @@ class Classification:
     mixup: Mixup | None = None
     smoothing: float = 0.0
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+    def loss(self, model: nn.Module, batch: LabelledImages) -> Tensor:
         """The mean cross-entropy of the batch, of mixed images against mixed labels where there is mixup."""
         if self.mixup is None:
             return F.cross_entropy(_wide(model(batch.images)), batch.labels, label_smoothing=self.smoothing)
@@ -54,7 +54,7 @@ class Counts:
     def __post_init__(self) -> None:
         self.confusion = torch.zeros(self.num_classes, self.num_classes, dtype=torch.int64)
 
-    def add(self, model: nn.Module, batch: Batch) -> None:
+    def add(self, model: nn.Module, batch: LabelledImages) -> None:
         """Counts one batch."""
         self.bad += batch.bad
         if not len(batch.labels):
@@ -66,12 +66,13 @@ class Counts:
         places = (batch.labels * self.num_classes + best[:, 0]).cpu()
         self.confusion += torch.bincount(places, minlength=self.num_classes**2).view_as(self.confusion)
 
-    def summed(self, reduce: Callable[[Tensor], Tensor]) -> "Counts":
-        """The counts of all processes, given what sums a tensor of float64 over them; the list of images is one's own."""
-        scalars = torch.tensor([float(self.top5), self.loss], dtype=torch.float64)
-        total = reduce(torch.cat([scalars, self.confusion.flatten().double()]))
-        found = Counts(self.num_classes, int(total[0]), float(total[1]), self.bad)
-        found.confusion = total[2:].round().long().view_as(self.confusion)
+    @classmethod
+    def merge(cls, parts: "Sequence[Counts]") -> "Counts":
+        """The counts of all processes: sums."""
+        bad = sorted(line for part in parts for line in part.bad)
+        found = cls(parts[0].num_classes, sum(part.top5 for part in parts), sum(part.loss for part in parts), bad)
+        for part in parts:
+            found.confusion += part.confusion
         return found
 
     @property
@@ -94,6 +95,17 @@ class Counts:
             "correct_top5": self.top5,
             **accuracies,
             "loss": self.loss / total,
+        }
+
+    def summary(self) -> dict[str, str]:
+        """The result for people."""
+        record = self.record()
+        top5 = {"top-5 accuracy": f"{record['top5_accuracy']:.2f} %"} if self.num_classes > TOP else {}
+        return {
+            "accuracy": f"{record['accuracy']:.2f} %",
+            "correct": f"{record['correct']:,} of {record['samples']:,}",
+            **top5,
+            "loss": f"{record['loss']:.4f}",
         }
 
 

@@ -1,28 +1,25 @@
 """A training of image classification: every number of it in one frozen dataclass, one a line."""
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from tyro.conf import Suppress
-
-from polaformer.training.settings import Settings
+from polaformer.extras import require
+from polaformer.tasks.recipe import Recipe
+from polaformer.training.words import Metric, Words
 
 if TYPE_CHECKING:
-    from polaformer.recipes.jobs import ClassificationJob
+    from polaformer.tasks.classification.job import ClassificationJob
 
+DIGITS = "digits"  # as data
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-# What a recipe says about itself; not options of a training.
-ABOUT = ("name", "paper", "expected", "needs_checkpoint")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classification(Settings):
+class ClassificationRecipe(Recipe):
     """Image classification. The defaults are the authors' for ImageNet-1K and Swin."""
 
-    name: Suppress[str] = ""
-    paper: Suppress[str] = ""
-    expected: Suppress[str] = ""
-    needs_checkpoint: Suppress[bool] = False
+    task: ClassVar[str] = "classification"
+    words: ClassVar[Words] = Words(Metric("accuracy", "%"), "images", "--max-bad-share", "--on-bad-image skip")
 
     data: str | None = None
     """A folder of class folders (or with train and val in it), a .tar or a folder of them, an .npz, hfds:FOLDER, or digits."""
@@ -95,7 +92,7 @@ class Classification(Settings):
         if self.name.startswith("imagenet/"):
             weights = " --checkpoint WEIGHTS" if self.needs_checkpoint else ""
             return f"torchrun --nproc-per-node 8 -m polaformer train {self.name} --data IMAGENET{weights}"
-        return f"polaformer train {self.name}{' --data DATA' if self.data is None else ''}"
+        return super().command
 
     def problems(self) -> list[str]:
         """Everything that makes no sense, a line each; needs neither the data nor PyTorch."""
@@ -105,8 +102,6 @@ class Classification(Settings):
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 found.append(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(allowed)}")
-        if self.needs_checkpoint and self.checkpoint is None:
-            found.append("fine-tuning starts from weights; give their file with --checkpoint")
         return found + self._wrong_attention_options() + self._wrong_shares() + self._wrong_sizes()
 
     def _wrong_attention_options(self) -> list[str]:
@@ -158,9 +153,21 @@ class Classification(Settings):
             given["attention_options"] = {name: _plain_value(word) for name, _, word in pairs}
         return given | {"img_size": self.img_size, "in_chans": len(self.mean)}
 
+    def before_training(self) -> list[str]:
+        """Without data, the digits that scikit-learn brings are trained on."""
+        if self.data in (None, DIGITS):
+            require("train", "sklearn")
+        return ["no --data given: the 1,797 bundled handwritten digits are trained on"] * (self.data is None)
+
+    def from_anywhere(self) -> dict[str, Any]:
+        """The options for JSON, with paths that hold from any folder."""
+        from polaformer.data.sources import absolute
+
+        return super().from_anywhere() | {"data": None if self.data is None else absolute(self.data)}
+
     def job(self) -> "ClassificationJob":
         """The data, model and task; loads PyTorch, opens the data, and raises SettingsError or DataError."""
-        from polaformer.recipes.jobs import ClassificationJob
+        from polaformer.tasks.classification.job import ClassificationJob
 
         return ClassificationJob(self)
 
@@ -175,8 +182,3 @@ def _plain_value(word: str) -> bool | int | float | str | None:
         except ValueError:
             continue
     return word
-
-
-def option_names(recipe: type[Classification] | Classification) -> list[str]:
-    """The fields that a user may change."""
-    return [field.name for field in fields(recipe) if field.name not in ABOUT]

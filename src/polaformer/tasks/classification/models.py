@@ -1,0 +1,105 @@
+"""The models of `polaformer models`: the backbones by name, with their own mechanisms or others, beside the paper's tables."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from torch import Tensor, nn
+
+from polaformer.attention import names as mechanism_names
+from polaformer.backbones import Backbone, create_model, list_models
+from polaformer.backbones.mechanisms import LETTERS
+from polaformer.backbones.published import EXCEPTIONS, RIVAL_EXCEPTIONS, RIVALS, ROWS, with_mechanism
+from polaformer.backbones.registry import MODELS
+from polaformer.backbones.swin import Swin
+from polaformer.errors import SettingsError, nearest
+from polaformer.tasks.task import ListedModel, ListedModels
+
+TABLE_1 = ("pola_deit_tiny", "pola_swin_tiny")
+NOTES = (
+    "Attention of each stage: L pola, S softmax. Parameters in millions and MACs in billions, for one image of the",
+    "native size: everything counted; then the paper's way, with parameters of layers alone, and MACs of linear layers,",
+    "convolutions and norms alone, without the products of attention. Printed, and top-1: the paper's ImageNet tables.",
+    "The authors released neither DeiT nor PVTv2: these are readings that fit the printed columns.",
+)
+RIVAL_NOTES = (
+    "The mechanism stands in all stages; in Swin in the first two, over the whole grid, with softmax windows after them.",
+    "Columns as in `polaformer models`: millions of parameters, billions of multiplications of matrices, the paper's way of",
+    "counting, what it prints. Products that a mechanism makes element by element (Hydra's, all features) are in no column.",
+)
+
+
+def listed(pattern: str) -> ListedModels:
+    """The models that match, as they are."""
+    models = [
+        ListedModel(
+            name,
+            _builder(name),
+            forward,
+            {"img_size": MODELS[name].img_size, "attention": list(MODELS[name].attention)},
+            ROWS.get(name),
+            EXCEPTIONS.get(name),
+        )
+        for name in _matching(pattern)
+    ]
+    columns = {"size": lambda model: str(model.about["img_size"]), "stages": lambda model: _letters(model.about["attention"])}
+    return ListedModels("Models", columns, models, NOTES)
+
+
+def listed_with(pattern: str, attention: Sequence[str]) -> ListedModels:
+    """The models of ours that match, with other mechanisms; without a pattern those of the paper's Table 1."""
+    found = [name for name in _matching(pattern) if name.startswith("pola_")] if pattern != "*" else list(TABLE_1)
+    if not found:
+        raise SettingsError(f'--attention goes with models of ours, but {pattern!r} matches none; try "pola_pvt*"')
+    pairs = [(name, mechanism) for name in found for mechanism in _mechanisms(attention)]
+    models = [
+        ListedModel(
+            name,
+            _builder(name, _stages(name, mechanism)),
+            forward,
+            {"mechanism": mechanism},
+            RIVALS.get((name, mechanism)),
+            RIVAL_EXCEPTIONS.get((name, mechanism)),
+        )
+        for name, mechanism in pairs
+    ]
+    columns = {"attention": lambda model: model.about["mechanism"]}
+    return ListedModels("Models with other mechanisms", columns, models, RIVAL_NOTES)
+
+
+def forward(model: Backbone) -> Tensor:
+    """A forward pass of one image of the model's native size."""
+    return model(next(model.parameters()).new_empty(1, model.in_chans, *model.img_size))
+
+
+def _builder(name: str, attention: str | None = None) -> Callable[[], nn.Module]:
+    return partial(create_model, name, attention=attention)
+
+
+def _stages(name: str, mechanism: str) -> str:
+    model = MODELS[name]
+    return with_mechanism(mechanism, len(model.attention), is_swin=issubclass(model.family, Swin))
+
+
+def _matching(pattern: str) -> list[str]:
+    names = list_models(pattern)
+    if not names:
+        raise SettingsError(f'no model matches {pattern!r}; try "*", or "pola_swin*"')
+    return names
+
+
+def _mechanisms(attention: Sequence[str]) -> list[str]:
+    """Those of Table 1 first, in its order."""
+    for name in attention:
+        if name not in ("all", *mechanism_names()):
+            hint = "a PATTERN goes before --attention; " if "_" in name else nearest(name, mechanism_names())
+            raise SettingsError(f"--attention has {name!r}; {hint}there are: all, {', '.join(mechanism_names())}")
+    if "all" not in attention:
+        return list(dict.fromkeys(attention))
+    printed = list(dict.fromkeys(mechanism for _, mechanism in RIVALS))
+    return [*printed, *(name for name in mechanism_names() if name not in printed)]
+
+
+def _letters(attention: Sequence[str]) -> str:
+    """The authors' letter for each stage: L for pola, S for softmax."""
+    letters = {name: letter for letter, name in LETTERS.items()}
+    return "".join(letters[name] for name in attention)

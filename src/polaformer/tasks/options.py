@@ -1,0 +1,85 @@
+"""Options of dataclasses from JSON or Python values, with everything that is wrong told at once. Needs no PyTorch."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from polaformer.errors import SettingsError, nearest
+from polaformer.tasks.recipe import option_names
+
+Options = TypeVar("Options")  # a frozen dataclass with `problems()`
+
+
+def with_values(options: Options, values: Mapping[str, Any]) -> Options:
+    """The options changed by values from JSON or Python; raises SettingsError with everything that is wrong."""
+    hints, names, problems = get_type_hints(type(options)), option_names(options), list[str]()
+    changes: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in names:
+            problems.append(f"there is no field {name!r}; {nearest(name, names)}it has {', '.join(names)}")
+        else:
+            try:
+                changes[name] = _from_json(hints[name], value)
+            except ValueError:
+                problems.append(f"{name} is {json.dumps(value, default=str)}; give {wanted(hints[name])}")
+    return changed(options, changes, problems)
+
+
+def changed(options: Options, changes: Mapping[str, Any], problems: list[str]) -> Options:
+    """The options with some changed; raises SettingsError with these problems and those that the result has."""
+    found: Any = replace(options, **changes)  # type: ignore[type-var]
+    problems = problems + found.problems()
+    if problems:
+        raise SettingsError(problems)
+    return found
+
+
+def kind_of(hint: Any) -> tuple[Any, bool]:
+    """The type that an option takes, and whether it takes None as well."""
+    kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
+    return next(one for one in kinds if one is not NoneType), NoneType in kinds
+
+
+def wanted(hint: Any) -> str:
+    """What an option takes, in words."""
+    kind, or_none = kind_of(hint)
+    if or_none:
+        return f"{wanted(kind)} or None"
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, get_args(kind)))}"
+    if get_origin(kind) is tuple:
+        inner = get_args(kind)
+        what = {int: "whole numbers", str: "words", Path: "paths"}.get(inner[0], "numbers")
+        return f"{what} with spaces between them" if inner[-1] is ... else f"{len(inner)} {what} with a space between them"
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path"}[kind]
+
+
+def as_tuple(kind: Any, values: list[Any]) -> tuple[Any, ...]:
+    """The values for a tuple of that type; raises ValueError where there are too few or too many."""
+    inner = get_args(kind)
+    if inner[-1] is not ... and len(values) != len(inner):
+        raise ValueError
+    return tuple(values)
+
+
+def _from_json(hint: Any, value: Any) -> Any:
+    kind, or_none = kind_of(hint)
+    if value is None and or_none:
+        return None
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list | tuple):
+            raise ValueError
+        return as_tuple(kind, [_from_json(get_args(kind)[0], one) for one in value])
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise ValueError
+        return value
+    if isinstance(value, bool) is not (kind is bool) or not isinstance(value, int | float if kind is float else kind):
+        raise ValueError
+    try:
+        return kind(value)
+    except OverflowError as error:
+        raise ValueError from error

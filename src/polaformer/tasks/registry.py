@@ -1,0 +1,81 @@
+"""The tasks by name: ours, and those of other packages, found through the entry-point group `polaformer.tasks`.
+
+Importable without PyTorch. A package from outside declares, in its pyproject.toml:
+
+    [project.entry-points."polaformer.tasks"]
+    ink = "ink_task:TASK"
+
+where TASK is an instance of a subclass of `polaformer.tasks.task.Task`. Entry points are found in every process that Python
+starts with the same packages: by `resume`, under torchrun, in data workers.
+"""
+
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from os import PathLike
+from typing import NamedTuple
+
+from polaformer.errors import DataError, SettingsError, nearest
+from polaformer.tasks.classification.task import CLASSIFICATION
+from polaformer.tasks.recipe import Recipe
+from polaformer.tasks.task import Task
+
+GROUP = "polaformer.tasks"
+OURS: tuple[Task, ...] = (CLASSIFICATION,)
+DEFAULT = CLASSIFICATION.name  # of files and runs that name no task
+
+
+class Tasks(NamedTuple):
+    """The tasks by name, and a line for every entry point that gives none."""
+
+    found: dict[str, Task]
+    problems: list[str]
+
+
+@cache
+def tasks() -> Tasks:
+    """All tasks; what is wrong with one from outside keeps no other from being used."""
+    found, problems = {task.name: task for task in OURS}, list[str]()
+    for entry in sorted(entry_points(group=GROUP), key=lambda one: one.name):
+        try:
+            task = _loaded(entry)
+            if task.name in found:
+                raise ValueError(f"there is a task {task.name!r} already")
+            found[task.name] = task
+        except Exception as error:
+            # Another package's code may fail in any way; the task is missing then, and whoever asks for it is told why.
+            problems.append(f"the task {entry.name!r} of {entry.value} cannot be used: {type(error).__name__}: {error}")
+    return Tasks(found, problems)
+
+
+def _loaded(entry: EntryPoint) -> Task:
+    task = entry.load()
+    if not isinstance(task, Task):
+        raise TypeError(f"{entry.value} is a {type(task).__name__}, not an instance of polaformer.tasks.task.Task")
+    for recipe in (task.recipe, *map(type, task.recipes)):
+        if not issubclass(recipe, Recipe) or recipe.task != task.name:
+            raise TypeError(f"{recipe.__name__} is no Recipe whose `task` is {task.name!r}")
+    return task
+
+
+def find_task(name: str) -> Task:
+    """The task of that name; raises SettingsError, which tells the nearest, and what is wrong with tasks from outside."""
+    found, problems = tasks()
+    if name not in found:
+        why = f" ({'; '.join(problems)})" if problems else ""
+        raise SettingsError(
+            f"there is no task {name!r}; {nearest(name, found)}there are {', '.join(found)}; is a package that brings it not "
+            f"installed?{why}"
+        )
+    return found[name]
+
+
+def task_of_weights(path: str | PathLike[str]) -> Task:
+    """The task that a weights file names, classification where it names none; loads PyTorch, raises DataError."""
+    from polaformer.weights.files import read_metadata
+
+    try:
+        return find_task(read_metadata(path).get("task", DEFAULT))
+    except SettingsError as error:
+        raise DataError(f"{path}: {error}") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}; check the path") from error

@@ -1,0 +1,127 @@
+"""Recipes run, of any task: a new training, or one that goes on, from the checks before it to the file that is shipped."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+
+from polaformer.errors import DataError, SettingsError
+from polaformer.regular_files import writing
+from polaformer.tasks.job import Predictor, TaskJob
+from polaformer.tasks.options import with_values
+from polaformer.tasks.recipe import Recipe
+from polaformer.tasks.registry import DEFAULT, find_task
+from polaformer.training import checkpoint, divergence
+from polaformer.training.divergence import Replay
+from polaformer.training.engine import Engine
+from polaformer.training.loop import Training, Watch
+from polaformer.training.processes import start
+from polaformer.training.run import CONFIG, Run
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A training that came to its end."""
+
+    run: Run
+    job: TaskJob
+    predictor: Predictor
+    counts: dict[str, Any]  # of every split, with the weights that were shipped; the first is that of validation
+    is_main: bool  # whether this process is the one that reports
+
+
+def train(recipe: Recipe, folder: Path, watch: Watch) -> Finished:
+    """Trains from the beginning in a new folder; everything is checked before anything is written."""
+    job, accelerator = _prepared(recipe)
+    # Only one process knows the time that a folder may be named after.
+    [shared] = broadcast_object_list([str(folder)]) if accelerator.num_processes > 1 else [str(folder)]
+    run = Run(Path(shared))
+    if accelerator.is_main_process:
+        about = {"recipe": recipe.name, "task": recipe.task, "options": recipe.from_anywhere(), "data": job.seen()}
+        run = Run.create(run.folder, about)
+    accelerator.wait_for_everyone()
+    return _finish(Training(job, recipe, run, accelerator, watch, recipe.words), job)
+
+
+def resume(folder: Path, watch: Watch, changes: Mapping[str, Any] | None = None) -> Finished:
+    """Goes on with a run from its newest valid checkpoint, or from the beginning if there is none.
+
+    changes: fields on which no result depends, such as where the data lie now.
+    """
+    run, recipe = recipe_of(folder)
+    recipe = with_values(recipe, changes or {})
+    if checkpoint.ordered(run.checkpoints):
+        # The weights that it started from are no longer needed.
+        recipe = replace(recipe, checkpoint=None)
+    job, accelerator = _prepared(recipe)
+    _check_data(folder, job)
+    return _finish(Training(job, recipe, run, accelerator, watch, recipe.words), job)
+
+
+def recipe_of(folder: Path) -> tuple[Run, Recipe]:
+    """A run and the recipe that it was begun with; raises DataError."""
+    run, config = Run.open(folder)
+    try:
+        kind = find_task(config.get("task", DEFAULT)).recipe
+        return run, with_values(kind(name=str(config["recipe"])), config["options"])
+    except SettingsError as error:
+        raise DataError(f"{folder / CONFIG} cannot be used: {error}") from error
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise DataError(f"{folder / CONFIG} is damaged: {error}; restore it") from error
+
+
+def run_around(path: Path) -> Path | None:
+    """The run that a path lies in: the run itself, a checkpoint of it, or a file in either; None if there is none."""
+    return next((folder for folder in (path, *path.resolve().parents[:2]) if (folder / CONFIG).is_file()), None)
+
+
+def _check_data(folder: Path, job: TaskJob) -> None:
+    before, now = Run.open(folder)[1].get("data"), job.seen()
+    if isinstance(before, dict) and before != now:
+        raise DataError(
+            f"the data are not those that {folder} was begun with: there were {_counted(before)}, now {_counted(now)}, "
+            "or they have other names or contents; give the same with --data, or train anew"
+        )
+
+
+def _counted(seen: dict[str, Any]) -> str:
+    """The numbers in what a run remembers of its data."""
+    return ", ".join(f"{name} {value}" for name, value in seen.items() if "names" not in name) or "others"
+
+
+def _prepared(recipe: Recipe) -> tuple[TaskJob, Accelerator]:
+    job = recipe.job()
+    accelerator = start(recipe.precision)
+    job.check_processes(accelerator.num_processes)
+    return job, accelerator
+
+
+def _finish(training: Training, job: TaskJob) -> Finished:
+    counts = training.train()
+    predictor = job.predictor(training.engine.evaluated_model)
+    if training.is_main:
+        with writing(training.run.model):
+            predictor.save(training.run.model)
+    training.accelerator.wait_for_everyone()
+    return Finished(training.run, job, predictor, counts, training.is_main)
+
+
+def replay(folder: Path, changes: Mapping[str, Any] | None = None) -> dict[Path, Replay]:
+    """Every batch that a run left behind when it diverged, run again with the weights of that step; {} if there is none."""
+    run, recipe = recipe_of(folder)
+    recipe = replace(with_values(recipe, changes or {}), checkpoint=None)
+    left = sorted((folder / divergence.FOLDER).glob("*.safetensors"))
+    if not left:
+        return {}
+    job, accelerator = _prepared(recipe)
+    engine = Engine(job.model, job.objective, recipe, job.steps_per_epoch, accelerator)
+    found = {}
+    for path in left:
+        parts, about = divergence.read(path, job.batch)
+        stored = checkpoint.at_step(run.checkpoints, about["step"])
+        engine.restore(stored)
+        found[path] = divergence.replay(engine, parts, about)
+    return found
