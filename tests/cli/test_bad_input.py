@@ -361,15 +361,15 @@ DATA_CASES = {
     for command, words in (("train", train(data=data)), ("check", ["check", data]), ("eval", evaluate("--data", data)))
 }
 RESUME: dict[str, Case] = {
-    "no run": Case(["resume"], USAGE, ["RUN"], by_parser=True),
-    "an unknown option": Case(["resume", "run", "--epochs", "9"], USAGE, ["--epochs"], by_parser=True),
-    "a text as a number": Case(["resume", "run", "--num-workers", "x"], USAGE, ["--num-workers"], by_parser=True),
-    "a folder that is not there": Case(["resume", "gone"], BAD_DATA, ["gone is no run: there is no config.json in it"]),
+    "no run": Case(["resume"], USAGE, ["no run given"]),
+    "an unknown option": Case(["resume", "run", "--epochs", "9"], USAGE, ["--epochs"]),
+    "a text as a number": Case(["resume", "run", "--num-workers", "x"], USAGE, ["--num-workers"]),
+    "a folder that is not there": Case(["resume", "gone"], BAD_DATA, ["there is no gone; give the folder of a run"]),
     "a folder that is no run": Case(
         ["resume", "photos"], BAD_DATA, ["photos is no run", "give the folder that `polaformer train` named"]
     ),
     "a file": Case(["resume", "file.txt"], BAD_DATA, ["file.txt is no run"]),
-    "a name that is too long": Case(["resume", LONG], BAD_DATA, ["is no run"]),
+    "a name that is too long": Case(["resume", LONG], BAD_DATA, ["give the folder of a run"]),
     "negative workers": Case(["resume", "run", "--num-workers", "-1"], USAGE, ["num_workers is -1"]),
     "data that are not there": Case(["resume", "run", "--data", "gone"], BAD_DATA, ["there is no data gone; " + GIVE_DATA]),
     "other data": Case(["resume", "run", "--data", "photos"], BAD_DATA, ["the data are not those that run was begun with"]),
@@ -391,7 +391,7 @@ RESUME: dict[str, Case] = {
     "config: too deep": Case(["resume", "config-deep"], BAD_DATA, ["config.json is damaged: maximum recursion depth exceeded"]),
     "config: no version": Case(["resume", "config-no-version"], BAD_DATA, ["config.json is damaged", "version"]),
     "config: another version": Case(["resume", "config-version"], BAD_DATA, ["it is of another version of polaformer"]),
-    "config: another task": Case(["resume", "config-task"], BAD_DATA, ["its task is 'detection'"]),
+    "config: another task": Case(["resume", "config-task"], BAD_DATA, ["there is no task 'detection'"]),
     "config: no options": Case(["resume", "config-no-options"], BAD_DATA, ["config.json is damaged", "options"]),
     "config: a list of options": Case(["resume", "config-list-of-options"], BAD_DATA, ["config.json is damaged"]),
     "config: an unknown field": Case(
@@ -409,7 +409,7 @@ RESUME: dict[str, Case] = {
     "config: an unknown model": Case(["resume", "config-model"], USAGE, ["there is no model 'pola_deit_tinny'; did you mean"]),
     "config: no data": Case(["resume", "config-data"], BAD_DATA, ["there is no data gone.npz"]),
 }
-GIVE_WEIGHTS = "give a run, a checkpoint of one, or a file of weights"
+GIVE_WEIGHTS = "give a run, a checkpoint of one, or a weights file"
 WEIGHTS: dict[str, tuple[str, int, list[str]]] = {
     "not there": ("gone", USAGE, ["there is no gone; " + GIVE_WEIGHTS]),
     "a name that is too long": (LONG, USAGE, [GIVE_WEIGHTS]),
@@ -446,11 +446,11 @@ WEIGHTS_CASES = {
     )
 }
 EVAL: dict[str, Case] = {
-    "no checkpoint": Case(["eval"], USAGE, ["--checkpoint"], by_parser=True),
-    "an unknown option": Case(evaluate("--top", "5"), USAGE, ["--top"], by_parser=True),
-    "an unknown part": Case(evaluate("--split", "test"), USAGE, ["--split"], by_parser=True),
-    "an unknown precision": Case(evaluate("--precision", "fp8"), USAGE, ["--precision"], by_parser=True),
-    "an unknown way to resize": Case(evaluate("--resize", "longer"), USAGE, ["--resize"], by_parser=True),
+    "no checkpoint": Case(["eval"], USAGE, ["--checkpoint"]),
+    "an unknown option": Case(evaluate("--top", "5"), USAGE, ["--top"]),
+    "an unknown part": Case(evaluate("--split", "test"), USAGE, ["--split"]),
+    "an unknown precision": Case(evaluate("--precision", "fp8"), USAGE, ["--precision"]),
+    "an unknown way to resize": Case(evaluate("--resize", "longer"), USAGE, ["--resize"]),
     "weights without data": Case(
         evaluate(checkpoint="weights.safetensors"), USAGE, ["weights.safetensors belongs to no run", "give them with --data"]
     ),
@@ -477,16 +477,16 @@ EVAL: dict[str, Case] = {
     ),
 }
 PREDICT: dict[str, Case] = {
-    "no images": Case(["predict", "--checkpoint", "run"], USAGE, ["no images given; name one or more files"]),
-    "no checkpoint": Case(["predict", "good.png"], USAGE, ["--checkpoint"], by_parser=True),
+    "no images": Case(["predict", "--checkpoint", "run"], USAGE, ["no inputs given; name one or more files"]),
+    "no checkpoint": Case(["predict", "good.png"], USAGE, ["--checkpoint"]),
     "no classes": Case(predict("--top", "0"), USAGE, ["--top is 0; give a whole number of at least 1"]),
-    "a text as a number": Case(predict("--top", "many"), USAGE, ["--top"], by_parser=True),
-    "an unknown option": Case(predict("--best", "3"), USAGE, ["--best"], by_parser=True),
+    "a text as a number": Case(predict("--top", "many"), USAGE, ["--top"]),
+    "an unknown option": Case(predict("--best", "3"), USAGE, ["--best"]),
 }
 CHECK: dict[str, Case] = {
-    "no data": Case(["check"], USAGE, ["DATA"], by_parser=True),
+    "no data": Case(["check"], USAGE, ["no data given"]),
     "data without a name": Case(["check", ""], BAD_DATA, ["there is no data without a name"]),
-    "an unknown option": Case(["check", "photos", "--fix"], USAGE, ["--fix"], by_parser=True),
+    "an unknown option": Case(["check", "photos", "--fix"], USAGE, ["--fix"]),
     "no threads": Case(
         ["check", "photos", "--num-workers", "0"], USAGE, ["--num-workers is 0; give a whole number from 1 to 256"]
     ),

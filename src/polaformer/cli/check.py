@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,11 +56,11 @@ class Check:
         """Checks what the words say; which options there are depends on the task."""
         if wants_help(words):
             task = find_task(value_of("task", words) or DEFAULT)
-            return print_help(f"{PROGRAM} DATA", cls.__doc__ or "", cls(), task.checking)
+            return print_help(f"{PROGRAM} DATA", cls.__doc__ or "", cls(), task.checking())
         if not words or words[0].startswith("-"):
             raise UsageError(f"no data given; name them first, as in: {PROGRAM} photos")
         task = _task_of(words[0], value_of("task", words))
-        command, options = parse(words, cls(), task.checking, program=PROGRAM)
+        command, options = parse(words, cls(), task.checking(), program=PROGRAM)
         return command.run(task, options)
 
     def run(self, task: Task, options: CheckOptions) -> int:
@@ -73,11 +74,12 @@ class Check:
         from polaformer.data.checking import read_manifest, write_manifest
 
         known = None if self.manifest is None else read_manifest(self.manifest)
-        with progress_bar() as bar:
+        with ExitStack() as stack:
 
             def begin(number: int) -> Advance:
-                bar_task = bar.add_task(f"reading {task.recipe.words.noun}", total=number)
-                return lambda: bar.advance(bar_task)
+                bar = stack.enter_context(progress_bar())
+                shown = bar.add_task(f"reading {task.recipe.words.noun}", total=number)
+                return lambda: bar.advance(shown)
 
             audit = task.check(self.inputs[0], options, known, begin)
         if target is not None:

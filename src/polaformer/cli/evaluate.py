@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from polaformer.cli.errors import UsageError
 from polaformer.cli.options import parse, print_help, wants_help
 from polaformer.cli.output import load, new_table, print_all, print_json, progress_bar
 from polaformer.cli.trained import Trained, named_in, task_for_help
@@ -40,9 +41,9 @@ class Evaluate:
     def run_words(cls, words: Sequence[str]) -> int:
         """Evaluates what the words say; which options there are depends on the task of the weights."""
         if wants_help(words):
-            return print_help(PROGRAM, cls.__doc__ or "", cls(), task_for_help(words, PROGRAM).evaluation)
+            return print_help(PROGRAM, cls.__doc__ or "", cls(), task_for_help(words, PROGRAM).evaluation())
         trained = named_in(words, PROGRAM)
-        command, options = parse(words, cls(), trained.task.evaluation, program=PROGRAM)
+        command, options = parse(words, cls(), trained.task.evaluation(), program=PROGRAM)
         require("train", "accelerate")
         return command.run(trained, options)
 
@@ -54,6 +55,8 @@ class Evaluate:
         from polaformer.training.processes import start
 
         around = run_around(trained.given)
+        if around is None and options.data is None:
+            raise UsageError(f"{trained.given} belongs to no run, so its data are not known; give them with --data")
         predictor = trained.task.predictor(trained.weights)
         recipe = recipe_of(around)[1] if around is not None and options.data is None else None
         evaluation = predictor.evaluation(options, recipe)

@@ -107,7 +107,7 @@ def _options(words: Sequence[str], hints: dict[str, Any], problems: list[str]) -
             if current in found:
                 problems.append(f"{flag(current)} is given twice")
             found[current] = [value] if equals else []
-        elif current is not None and _takes(hints.get(current), found[current], word):
+        elif current is not None and _takes(hints, current, found[current], word):
             found[current].append(word)
         else:
             loose.append(word)
@@ -115,9 +115,10 @@ def _options(words: Sequence[str], hints: dict[str, Any], problems: list[str]) -
     return found, loose
 
 
-def _takes(hint: Any, taken: list[str], word: str) -> bool:
-    """Whether an option that has taken some words takes one more; of one that is not known, nothing else is judged."""
-    if hint is None or get_origin(kind_of(hint)[0]) is tuple:
+def _takes(hints: dict[str, Any], name: str, taken: list[str], word: str) -> bool:
+    """Whether an option that has taken some words takes one more; where none can stand alone, it takes all up to the next."""
+    hint = hints.get(name)
+    if "inputs" not in hints or hint is None or get_origin(kind_of(hint)[0]) is tuple:
         return True
     return not taken and (kind_of(hint)[0] is not bool or word.lower() in BOOLEANS)
 

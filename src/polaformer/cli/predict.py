@@ -37,11 +37,11 @@ class Predict:
     def run_words(cls, words: Sequence[str]) -> int:
         """Predicts what the words say; which options there are depends on the task of the weights."""
         if wants_help(words):
-            return print_help(f"{PROGRAM} INPUT…", cls.__doc__ or "", cls(), task_for_help(words, PROGRAM).prediction)
+            return print_help(f"{PROGRAM} INPUT…", cls.__doc__ or "", cls(), task_for_help(words, PROGRAM).prediction())
         if not words:
             raise UsageError("; ".join(cls().problems()))
         trained = named_in(words, PROGRAM)
-        command, options = parse(words, cls(), trained.task.prediction, program=PROGRAM)
+        command, options = parse(words, cls(), trained.task.prediction(), program=PROGRAM)
         return command.run(trained, options)
 
     def run(self, trained: Trained, options: Any) -> int:

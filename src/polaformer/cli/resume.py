@@ -39,7 +39,7 @@ class Resume:
         """Resumes the run that the first word names; which options there are depends on its task."""
         program = "polaformer resume RUN"
         if wants_help(words):
-            return print_help(program, cls.__doc__ or "", cls(), find_task(DEFAULT).resumption)
+            return print_help(program, cls.__doc__ or "", cls(), find_task(DEFAULT).resumption())
         if not words or words[0].startswith("-"):
             raise UsageError("no run given; name its folder first, as in: polaformer resume runs/digits/pola-vit-tiny/…")
         folder = Path(words[0])
@@ -50,7 +50,7 @@ class Resume:
         from polaformer.tasks.running import recipe_of
 
         recipe = recipe_of(folder)[1]
-        command, options = parse(words[1:], cls(), find_task(recipe.task).resumption, program=program)
+        command, options = parse(words[1:], cls(), find_task(recipe.task).resumption(), program=program)
         changes = {name: value for name, value in as_values(options).items() if value is not None}
         return command._replay(folder, changes) if command.replay else command._resume(folder, changes)
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from PIL.Image import Image
 
 from polaformer.data.randomness import derive
-from polaformer.errors import DataError
+from polaformer.errors import DataError, SettingsError
 
 DIGITS = "digits"
 HUGGING_FACE = "hfds:"
@@ -49,9 +49,9 @@ class Data:
         return self.train.classes
 
     def part(self, split: str) -> Source:
-        """What is called "train" or "val"; raises DataError for other names."""
+        """What is called "train" or "val"; raises SettingsError for other names."""
         if split not in ("train", "val"):
-            raise DataError(f"there is no split {split!r}; the data have train and val")
+            raise SettingsError(f"there is no split {split!r} (--split); the data have train and val")
         return self.train if split == "train" else self.val
 
 

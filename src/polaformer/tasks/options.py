@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from polaformer.errors import SettingsError, nearest
 from polaformer.tasks.recipe import option_names
@@ -39,7 +39,7 @@ def changed(options: Options, changes: Mapping[str, Any], problems: list[str]) -
 
 def kind_of(hint: Any) -> tuple[Any, bool]:
     """The type that an option takes, and whether it takes None as well."""
-    kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     return next(one for one in kinds if one is not NoneType), NoneType in kinds
 
 

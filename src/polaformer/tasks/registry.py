@@ -77,5 +77,3 @@ def task_of_weights(path: str | PathLike[str]) -> Task:
         return find_task(read_metadata(path).get("task", DEFAULT))
     except SettingsError as error:
         raise DataError(f"{path}: {error}") from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}; check the path") from error

@@ -127,10 +127,10 @@ class Task:
     name: ClassVar[str]
     recipe: ClassVar[type[Recipe]]
     recipes: ClassVar[tuple[Recipe, ...]] = ()  # those that come with a task from outside; ours stand in polaformer.recipes
-    resumption: ResumeOptions = ResumeOptions()
-    evaluation: EvaluationOptions = EvaluationOptions()
-    prediction: PredictionOptions = PredictionOptions()
-    checking: CheckOptions = CheckOptions()
+    resumption: ClassVar[type[ResumeOptions]] = ResumeOptions
+    evaluation: ClassVar[type[EvaluationOptions]] = EvaluationOptions
+    prediction: ClassVar[type[PredictionOptions]] = PredictionOptions
+    checking: ClassVar[type[CheckOptions]] = CheckOptions
 
     def predictor(self, weights: Path) -> "Predictor":
         """The trained model in a weights file, ready to answer and to be evaluated; raises DataError."""

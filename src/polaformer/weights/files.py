@@ -38,32 +38,22 @@ PREFIXES = ("module.", "_orig_mod.", "model.")  # before every name, where a wra
 def read_state_dict(path: str | PathLike[str]) -> StateDict:
     """The state dict of a safetensors or .pth file, on the CPU; raises WeightsError, and executes nothing."""
     path = Path(path)
-    try:
-        if path.is_dir():
-            raise WeightsError(f"{path} is a directory; give a .safetensors or .pth file")
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-        if not size:
-            raise WeightsError(f"{path} is empty; fetch or write it again")
-        if size > MOST_BYTES:
-            raise OSError(too_large(size, MOST_BYTES))
+    with _readable(path) as size:
         if _is_safetensors(path):
             return _read_safetensors(path)
         state = state_dict_in(_read_pth(path), str(path))
         check_storages(state, size, str(path))
         return state
-    except WeightsError:
-        raise
-    except (OSError, ValueError) as error:  # ValueError: a path with a null byte
-        raise WeightsError(f"{path} cannot be read: {reason(error)}; check the path") from error
 
 
 def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
-    """What a safetensors file says about itself; {} for other files."""
-    if not _is_safetensors(Path(path)):
-        return {}
-    with _opened(Path(path)) as file:
-        return dict(file.metadata() or {})
+    """What a safetensors file says about itself; {} for other files; raises WeightsError."""
+    path = Path(path)
+    with _readable(path):
+        if not _is_safetensors(path):
+            return {}
+        with _opened(path) as file:
+            return dict(file.metadata() or {})
 
 
 def write_safetensors(tensors: Mapping[str, Tensor], path: str | PathLike[str], metadata: Mapping[str, str]) -> None:
@@ -80,6 +70,25 @@ def write_safetensors(tensors: Mapping[str, Tensor], path: str | PathLike[str], 
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[int]:
+    """Looks at a file before it is opened, gives its size, and turns what the operating system says into WeightsError."""
+    try:
+        if path.is_dir():
+            raise WeightsError(f"{path} is a directory; give a .safetensors or .pth file")
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+        if not size:
+            raise WeightsError(f"{path} is empty; fetch or write it again")
+        if size > MOST_BYTES:
+            raise OSError(too_large(size, MOST_BYTES))
+        yield size
+    except WeightsError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a path with a null byte
+        raise WeightsError(f"{path} cannot be read: {reason(error)}; check the path") from error
 
 
 def _read_safetensors(path: Path) -> StateDict:

@@ -109,8 +109,7 @@ class Classifier:
 def _evaluated_on(options: ClassificationEvaluation, recipe: ClassificationRecipe | None) -> Source:
     if options.data is not None:
         return open_data(options.data, val_share=options.val_share).part(options.split)
-    if recipe is None:
-        raise SettingsError("the weights belong to no run, so their data are not known; give them with --data")
+    assert recipe is not None, "there are neither data nor a run that names them"
     return open_data(recipe.data or DIGITS, val_share=recipe.val_share).part(options.split)
 
 

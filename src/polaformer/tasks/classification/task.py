@@ -91,10 +91,10 @@ class Classification(Task):
 
     name = "classification"
     recipe = ClassificationRecipe
-    resumption = ClassificationResume()
-    evaluation = ClassificationEvaluation()
-    prediction = ClassificationPrediction()
-    checking = ClassificationCheck()
+    resumption = ClassificationResume
+    evaluation = ClassificationEvaluation
+    prediction = ClassificationPrediction
+    checking = ClassificationCheck
 
     def predictor(self, weights: Path) -> "Classifier":
         """The classifier in a weights file, ours or a published one."""
