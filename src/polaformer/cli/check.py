@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from polaformer.cli.errors import BAD_DATA, UsageError
 from polaformer.cli.options import parse, print_help, value_of, wants_help
@@ -31,13 +34,13 @@ class Check:
     Example: polaformer check photos --write-manifest photos.json
     """
 
-    inputs: tuple[str, ...] = ()
+    inputs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="DATA")]] = ()
     """The data, as for train: a folder, a .tar, an .npz, hfds:FOLDER, or digits."""
-    task: str | None = None
+    task: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """The task whose data they are; found out unless given."""
-    manifest: Path | None = None
+    manifest: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Compare every sample with the digests in this file."""
-    write_manifest: Path | None = None
+    write_manifest: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Write the digest of every sample into this file."""
     json: bool = False
     """Print the result as JSON on stdout and nothing else there."""
@@ -56,7 +59,7 @@ class Check:
         """Checks what the words say; which options there are depends on the task."""
         if wants_help(words):
             task = find_task(value_of("task", words) or DEFAULT)
-            return print_help(f"{PROGRAM} DATA", cls.__doc__ or "", cls(), task.checking())
+            return print_help(PROGRAM, cls.__doc__ or "", cls(), task.checking())
         if not words or words[0].startswith("-"):
             raise UsageError(f"no data given; name them first, as in: {PROGRAM} photos")
         task = _task_of(words[0], value_of("task", words))

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import tyro
 
 from polaformer.cli.errors import UsageError
 from polaformer.cli.options import parse, print_help, wants_help
@@ -28,8 +30,8 @@ class Evaluate:
     Example: torchrun --nproc-per-node 4 -m polaformer eval --checkpoint pola_swin_tiny.safetensors --data imagenet
     """
 
-    checkpoint: Path | None = None
-    """A run, a checkpoint of one, or a weights file; needed."""
+    checkpoint: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
+    """A run, a checkpoint of one, or a weights file; required."""
     json: bool = False
     """Print the result as JSON on stdout and nothing else there."""
 

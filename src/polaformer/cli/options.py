@@ -6,7 +6,7 @@ at once.
 
 import inspect
 from collections.abc import Iterable, Sequence
-from dataclasses import field, make_dataclass, replace
+from dataclasses import fields, make_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -57,12 +57,11 @@ def wants_help(words: Iterable[str]) -> bool:
 
 def print_help(program: str, about: str, *defaults: Any) -> int:
     """Prints what the options are, and returns the exit code."""
-    plain: Any = tyro.conf.OmitArgPrefixes
-    parts = [(f"options_{place}", plain[type(one)], field(default=one)) for place, one in enumerate(defaults)]
-    together: Any = make_dataclass("Options", parts, frozen=True)
-    config = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes)
+    together: Any = make_dataclass("Options", [], bases=tuple(type(one) for one in reversed(defaults)), frozen=True)
+    values = {field.name: getattr(one, field.name) for one in defaults for field in fields(one)}
     try:
-        tyro.cli(together, prog=program, description=inspect.cleandoc(about), args=["--help"], config=config)
+        said = {"prog": program, "description": inspect.cleandoc(about), "config": (tyro.conf.FlagCreatePairsOff,)}
+        tyro.cli(together, default=together(**values), args=["--help"], **said)
     except SystemExit as ended:
         return int(ended.code or 0)
     return 0

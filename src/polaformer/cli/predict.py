@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import tyro
 
 from polaformer.cli.errors import BAD_DATA, UsageError
 from polaformer.cli.options import parse, print_help, wants_help
@@ -22,10 +24,10 @@ class Predict:
     Example: polaformer predict cat.jpg dog.png --checkpoint runs/digits/pola-vit-tiny/20261116-120000-0 --top 3
     """
 
-    inputs: tuple[str, ...] = ()
-    """Files, such as images; they stand alone, without the name of an option."""
-    checkpoint: Path | None = None
-    """A run, a checkpoint of one, or a weights file; needed."""
+    inputs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="INPUT")]] = ()
+    """Files, such as images."""
+    checkpoint: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
+    """A run, a checkpoint of one, or a weights file; required."""
     json: bool = False
     """Print the result as JSON on stdout and nothing else there."""
 
@@ -37,7 +39,7 @@ class Predict:
     def run_words(cls, words: Sequence[str]) -> int:
         """Predicts what the words say; which options there are depends on the task of the weights."""
         if wants_help(words):
-            return print_help(f"{PROGRAM} INPUT…", cls.__doc__ or "", cls(), task_for_help(words, PROGRAM).prediction())
+            return print_help(PROGRAM, cls.__doc__ or "", cls(), task_for_help(words, PROGRAM).prediction())
         if not words:
             raise UsageError("; ".join(cls().problems()))
         trained = named_in(words, PROGRAM)

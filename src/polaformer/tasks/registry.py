@@ -10,14 +10,16 @@ starts with the same packages: by `resume`, under torchrun, in data workers.
 """
 
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from os import PathLike
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from polaformer.errors import DataError, SettingsError, nearest
 from polaformer.tasks.classification.task import CLASSIFICATION
 from polaformer.tasks.recipe import Recipe
 from polaformer.tasks.task import Task
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "polaformer.tasks"
 OURS: tuple[Task, ...] = (CLASSIFICATION,)
@@ -34,6 +36,8 @@ class Tasks(NamedTuple):
 @cache
 def tasks() -> Tasks:
     """All tasks; what is wrong with one from outside keeps no other from being used."""
+    from importlib.metadata import entry_points  # takes a while to load, and --help does not need it
+
     found, problems = {task.name: task for task in OURS}, list[str]()
     for entry in sorted(entry_points(group=GROUP), key=lambda one: one.name):
         try:
@@ -47,7 +51,7 @@ def tasks() -> Tasks:
     return Tasks(found, problems)
 
 
-def _loaded(entry: EntryPoint) -> Task:
+def _loaded(entry: "EntryPoint") -> Task:
     task = entry.load()
     if not isinstance(task, Task):
         raise TypeError(f"{entry.value} is a {type(task).__name__}, not an instance of polaformer.tasks.task.Task")
