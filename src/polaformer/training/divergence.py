@@ -17,6 +17,7 @@ from polaformer.regular_files import open_regular
 from polaformer.training.engine import Engine, NonFiniteError
 from polaformer.training.evaluation import moved
 from polaformer.training.run import writing
+from polaformer.training.settings import Settings
 
 FOLDER = "diverged"
 
@@ -57,10 +58,18 @@ def read(path: Path) -> tuple[list[Batch], dict[str, Any]]:
         raise DataError(f"{path} is no file of a diverged step: {error}; give one from {FOLDER}/") from error
 
 
+def advice(settings: Settings) -> str:
+    """What may keep a training with these settings from diverging."""
+    warmup = "--warmup-epochs" if settings.warmup_steps is None else "--warmup-steps"
+    clipping = "--clip-norm" if settings.clip_value is None else "smaller --clip-value"
+    return f"A smaller --lr, a longer {warmup} or a {clipping} may help"
+
+
 def replay(engine: Engine, parts: Sequence[Batch], about: dict[str, Any]) -> Replay:
     """The same loss and gradients once more, with the weights that the engine has; nothing is updated."""
     reseed(derive("step", about["seed"], about["step"], about["rank"]))
-    model: nn.Module = engine.inner.train()
+    engine.train_mode()
+    model: nn.Module = engine.inner
     model.zero_grad(set_to_none=True)
     losses: list[Tensor] = []
     for part in parts:
