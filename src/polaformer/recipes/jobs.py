@@ -21,8 +21,10 @@ from polaformer.errors import SettingsError
 from polaformer.recipes.classification import Classification
 from polaformer.tasks import classification
 from polaformer.tasks.classifier import Classifier, describe
-from polaformer.training.optim import check_optimizer
+from polaformer.training.freezing import frozen_names
+from polaformer.training.optim import check_optimizer, parameter_groups
 from polaformer.training.run import weights_of
+from polaformer.training.timeline import Timeline
 
 
 class ClassificationJob:
@@ -30,7 +32,7 @@ class ClassificationJob:
 
     def __init__(self, recipe: Classification, *, data: Data | None = None) -> None:
         self.recipe = recipe
-        checks = [lambda: check_optimizer(recipe.optimizer), lambda: _build(recipe, 2, "meta"), lambda: _augmentation(recipe)]
+        checks = [lambda: _check_optimizer(recipe), lambda: _check_model(recipe), lambda: _augmentation(recipe)]
         _raise_all(recipe.problems(), checks)
         self.data = (
             open_data(DIGITS if recipe.data is None else recipe.data, val_share=recipe.val_share) if data is None else data
@@ -41,6 +43,8 @@ class ClassificationJob:
             raise SettingsError(
                 f"batch_size is {recipe.batch_size}, but there are only {len(self.data.train)} training images; make it smaller"
             )
+        if problems := Timeline(recipe, self.steps_per_epoch).problems():
+            raise SettingsError(problems)
         self.preprocessing = _preprocessing(recipe)
         self.model = self._model()
         self.task = classification.Classification(len(self.data.classes), self._mixup(), recipe.smoothing)
@@ -139,6 +143,17 @@ def _build(recipe: Classification, num_classes: int, device: str) -> nn.Module:
         ) from error
     assert isinstance(model, Backbone)
     return model
+
+
+def _check_optimizer(recipe: Classification) -> None:
+    check_optimizer(recipe.optimizer, cycles_momentum=recipe.momentum_cycle is not None)
+
+
+def _check_model(recipe: Classification) -> None:
+    """Raises SettingsError unless the model can be made, and has the stages and parameters that the recipe names."""
+    model = _build(recipe, 2, "meta")
+    checks = [lambda: frozen_names(model, recipe.frozen_stages), lambda: parameter_groups(model, recipe)]
+    _raise_all([], checks)
 
 
 def _preprocessing(recipe: Classification) -> Preprocessing:
