@@ -50,7 +50,7 @@ class Resume:
         changes = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.replay:
             return self._replay(changes)
-        with TrainingView(recipe.name, recipe.batch_size, recipe.epochs + recipe.cooldown_epochs) as view:
+        with TrainingView(recipe.name, recipe.batch_size, recipe.num_epochs) as view:
             finished = resume(self.folder, view, changes)
         report(finished, finished.job.recipe, command="resume", json=self.json)
         return 0

@@ -18,6 +18,7 @@ from polaformer.recipes.classification import Classification
 from polaformer.recipes.options import as_values, with_words
 from polaformer.recipes.registry import RECIPES, find
 from polaformer.training.settings import workers_for_cores
+from polaformer.training.timeline import Timeline
 
 if TYPE_CHECKING:
     from polaformer.recipes.jobs import ClassificationJob
@@ -94,8 +95,7 @@ class _Training:
 
         begun = datetime.now().strftime("%Y%m%d-%H%M%S")
         folder = Path(self.out) if self.out else Path("runs") / self.recipe.name / f"{begun}-{self.recipe.seed}"
-        epochs = self.recipe.epochs + self.recipe.cooldown_epochs
-        with TrainingView(self.recipe.name, self.recipe.batch_size, epochs) as view:
+        with TrainingView(self.recipe.name, self.recipe.batch_size, self.recipe.num_epochs) as view:
             finished = train(self.recipe, folder, view)
         report(finished, self.recipe, command="train", json=self.json)
         return 0
@@ -134,15 +134,15 @@ def _needs(recipe: Classification, job: "ClassificationJob") -> dict[str, Any]:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     part = recipe.batch_size // (world * recipe.accumulation)
     memory = estimate(job.on_meta(), (part, len(recipe.mean), recipe.img_size, recipe.img_size), recipe)
-    epochs = recipe.epochs + recipe.cooldown_epochs
+    updates = Timeline(recipe, job.steps_per_epoch).total
     return {
         "training_images": len(job.data.train),
         "validation_images": len(job.data.val),
         "classes": len(job.data.classes),
         "parameters": sum(parameter.numel() for parameter in job.model.parameters()),
-        "epochs": epochs,
+        "epochs": round(updates / job.steps_per_epoch, 2) if recipe.num_epochs is None else recipe.num_epochs,
         "updates_an_epoch": job.steps_per_epoch,
-        "updates": epochs * job.steps_per_epoch,
+        "updates": updates,
         "processes": world,
         "images_at_once": part,
         "memory_of_weights_MB": round(memory.weights / 1e6),

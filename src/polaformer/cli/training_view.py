@@ -13,9 +13,9 @@ from polaformer.errors import shown
 
 
 class TrainingView:
-    """Tells of a training on stderr; give it to the loop as `watch`."""
+    """Tells of a training on stderr; give it to the loop as `watch`. epochs: None where updates are counted instead."""
 
-    def __init__(self, name: str, batch_size: int, epochs: int) -> None:
+    def __init__(self, name: str, batch_size: int, epochs: int | None) -> None:
         self.name, self.batch_size, self.epochs = name, batch_size, epochs
         self.is_silent = os.environ.get("RANK", "0") != "0"  # one of several processes tells
         self.is_terminal = Terminal(stderr=True).is_terminal and not self.is_silent
@@ -64,6 +64,8 @@ class TrainingView:
         self.bar.update(self.task, completed=step, description=self._title(step, total), numbers=self._numbers())
 
     def _title(self, step: int, total: int) -> str:
+        if self.epochs is None:
+            return f"{self.name}, update {step:,}/{total:,}"
         epoch = min(self.epochs, 1 + (step - 1) * self.epochs // total)
         return f"{self.name}, epoch {epoch}/{self.epochs}"
 
