@@ -134,6 +134,20 @@ def test_words_change_every_kind_of_field() -> None:
     assert others == {"out": "x"}
 
 
+def test_words_give_the_settings_of_the_other_experiments() -> None:
+    words = ["--steps", "50000", "--warmup-steps", "80", "--schedule", "one-cycle", "--anneal", "linear"]
+    words += ["--momentum-cycle", "0.95", "0.85", "--clip-norm", "None", "--clip-value", "1", "--eval-every-steps", "500"]
+    words += ["--no-decay", "*.norm*,*.power", "*key_positions*", "--layer-decay", "0.75", "--frozen-stages", "2"]
+    recipe, _ = with_words(DIGITS, words)
+    wanted: dict[str, Any] = {"steps": 50_000, "warmup_steps": 80, "schedule": "one-cycle", "anneal": "linear"}
+    wanted |= {"momentum_cycle": (0.95, 0.85), "clip_norm": None, "clip_value": 1.0, "eval_every_steps": 500}
+    wanted |= {"no_decay": ("*.norm*", "*.power", "*key_positions*"), "layer_decay": 0.75, "frozen_stages": 2}
+    assert recipe == replace(DIGITS, **wanted)
+    assert with_values(DIGITS, json.loads(json.dumps(as_values(recipe)))) == recipe
+    detection, _ = with_words(DIGITS, ["--schedule", "multi-step", "--milestones", "8", "11", "--epochs", "12"])
+    assert detection == replace(DIGITS, schedule="multi-step", milestones=(8, 11), epochs=12)
+
+
 def test_attention_options_reach_the_model_as_values() -> None:
     words = ["--attention-options", "gate=None", "conv=depthwise,alpha=2.5", "kernel_size=3", "learn_scale=false"]
     recipe, _ = with_words(DIGITS, words)

@@ -191,6 +191,14 @@ def test_bad_images_are_skipped_counted_and_listed_if_so_asked(workers: int, tmp
     ]
 
 
+def test_bad_images_of_an_epoch_that_the_training_ends_within_are_listed_at_its_end(tmp_path: Path) -> None:
+    """Seven updates an epoch."""
+    recipe = replace(of_folder(write_folder(tmp_path / "images", broken=1), 0), on_bad_image="skip", max_bad_share=0.1)
+    train(replace(recipe, steps=13), tmp_path / "run", quiet)
+    listed = [line for line in journal.read(tmp_path / "run") if line["kind"] == "bad images"]
+    assert [line["step"] for line in listed] == [7, 13]
+
+
 def test_too_many_bad_images_end_the_run_after_it_was_saved(tmp_path: Path) -> None:
     recipe = replace(of_folder(write_folder(tmp_path / "images", broken=3), 0), on_bad_image="skip", max_bad_share=0.05)
     with pytest.raises(DataError, match=r"[3-6] images of this epoch could not be used, more than the 2 allowed"):

@@ -90,6 +90,24 @@ def test_layer_decay_decays_the_same_weights_as_none(name: str) -> None:
     }
 
 
+class Wide(nn.Module):
+    """A model whose bias is no vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.stem.bias = nn.Parameter(torch.zeros(1, 2))
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, str]:
+        return {"stem": "^stem"}
+
+
+@pytest.mark.parametrize("layer_decay", [None, 0.5])
+def test_biases_are_not_decayed_whatever_their_shape(layer_decay: float | None) -> None:
+    decays = {one: group["weight_decay"] for one, group in by_name(Wide(), Settings(layer_decay=layer_decay)).items()}
+    assert decays == {"stem.weight": 0.05, "stem.bias": 0.0, "head.weight": 0.05, "head.bias": 0.0}
+
+
 def test_a_pattern_that_matches_nothing_is_refused_before_training() -> None:
     model = small("pola_swin_tiny")
     with pytest.raises(SettingsError) as caught:
