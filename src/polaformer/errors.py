@@ -1,6 +1,6 @@
 """What can go wrong in a way that a user can mend. Each message says where, what was given, what is allowed, and what to do."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from os import PathLike
 
@@ -41,6 +41,18 @@ class SettingsError(ValueError):
         self.problems = [shown(one) for one in ([problems] if isinstance(problems, str) else problems)]
         many = f"{len(self.problems)} problems, and nothing was started:\n  "
         super().__init__(self.problems[0] if len(self.problems) == 1 else many + "\n  ".join(self.problems))
+
+
+def raise_all(problems: Sequence[str], checks: Iterable[Callable[[], object]] = ()) -> None:
+    """Raises one SettingsError with all that is wrong, if anything is: the problems, and what the checks raise."""
+    found = list(problems)
+    for check in checks:
+        try:
+            check()
+        except SettingsError as error:
+            found += error.problems
+    if found:
+        raise SettingsError(found)
 
 
 class CannotWriteError(OSError):

@@ -20,7 +20,7 @@ from polaformer.data.randomness import derive, reseed, seeded
 from polaformer.data.samples import MOST_REPLACEMENTS, Samples, batches
 from polaformer.data.sources import Source, open_data
 from polaformer.data.transforms import Preprocessing, Transform, training_transform
-from polaformer.errors import DataError, ImageError
+from polaformer.errors import DataError, ImageError, SettingsError
 
 # More workers than cores, on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
@@ -344,3 +344,88 @@ def test_workers_end_when_nobody_wants_their_batches_any_more(num_workers: int) 
     assert len(set(multiprocessing.active_children()) - before) == num_workers
     found.close()
     assert set(multiprocessing.active_children()) == before
+
+
+# Groups
+
+
+@st.composite
+def grouped_orders(draw: st.DrawFn) -> Order:
+    groups = draw(st.lists(st.integers(-1, 3), min_size=1, max_size=80))
+    group_size = draw(st.integers(1, 6))
+    batch_size = group_size * draw(st.integers(1, 3))
+    whole = draw(st.booleans())
+    return Order(len(groups), batch_size, draw(st.integers(0, 9)), tuple(groups), None if whole else group_size)
+
+
+def epoch_of(order: Order, epoch: int) -> list[int]:
+    steps = range(epoch * order.steps_per_epoch, (epoch + 1) * order.steps_per_epoch)
+    keys = [key for step in steps for key in order.batch(step)]
+    assert all(key.epoch == epoch for key in keys)
+    return [key.index for key in keys]
+
+
+@given(order=grouped_orders(), epoch=st.integers(0, 3))
+def test_law_chunks_of_a_batch_are_of_one_group_each_and_no_sample_comes_twice(order: Order, epoch: int) -> None:
+    assert order.groups is not None
+    chunk = order.group_size or order.batch_size
+    drawn = epoch_of(order, epoch)
+    assert len(drawn) == len(set(drawn)) == order.steps_per_epoch * order.batch_size
+    for start in range(0, len(drawn), chunk):
+        assert len({order.groups[index] for index in drawn[start : start + chunk]}) == 1
+
+
+@given(order=grouped_orders(), epoch=st.integers(0, 3))
+def test_law_no_more_is_left_out_than_a_chunk_of_each_group_and_a_batch_lack(order: Order, epoch: int) -> None:
+    assert order.groups is not None
+    chunk = order.group_size or order.batch_size
+    left_out = order.num_samples - len(epoch_of(order, epoch))
+    assert left_out <= len(set(order.groups)) * (chunk - 1) + order.batch_size - chunk
+
+
+@given(order=grouped_orders(), epoch=st.integers(0, 3))
+def test_law_grouped_batches_are_a_function_of_seed_and_epoch_alone(order: Order, epoch: int) -> None:
+    again = Order(order.num_samples, order.batch_size, order.seed, list(order.groups or ()), order.group_size)
+    for other in (3, 0, epoch):  # what was drawn before does not matter
+        found = epoch_of(again, other)
+    assert found == epoch_of(order, epoch)
+
+
+@given(number=st.integers(1, 60), chunk=st.integers(1, 4), seed=st.integers(0, 9), epoch=st.integers(0, 3))
+def test_law_one_group_of_all_samples_changes_nothing(number: int, chunk: int, seed: int, epoch: int) -> None:
+    grouped, plain = Order(number, 2 * chunk, seed, [7] * number, chunk), Order(number, 2 * chunk, seed)
+    assert epoch_of(grouped, epoch) == epoch_of(plain, epoch)
+
+
+def test_chunks_come_in_the_order_in_which_the_permutation_fills_them() -> None:
+    """The permutation of seed 0 is 0 5 8 2 4 …; of even and odd numbers, 0 and 8 are the first pair."""
+    permutation = epoch_of(Order(10, 1, 0), 0)
+    order = Order(10, 4, 0, [index % 2 for index in range(10)], 2)
+    chunks: list[tuple[int, ...]] = []
+    for place, index in enumerate(permutation):
+        before = [one for one in permutation[: place + 1] if one % 2 == index % 2]
+        chunks += [tuple(before[-2:])] * (len(before) % 2 == 0)
+    wanted = [index for chunk in chunks[:4] for index in chunk]
+    assert wanted[:2] == [0, 8]
+    assert epoch_of(order, 0) == wanted
+
+
+def test_grouped_batches_are_others_every_epoch() -> None:
+    order = Order(64, 8, 0, [index // 32 for index in range(64)], 4)
+    assert len({tuple(epoch_of(order, epoch)) for epoch in range(5)}) == 5
+
+
+def test_groups_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="there are 3 groups for 4 samples; give one for each"):
+        Order(4, 2, 0, [1, 2, 3])
+    with pytest.raises(SettingsError, match="batch_size is 4, which groups of 3 samples do not divide; give a multiple"):
+        Order(4, 4, 0, [1] * 4, 3)
+    with pytest.raises(ValueError, match="group_size is 2, but there are no groups"):
+        Order(4, 4, 0, None, 2)
+
+
+def test_processes_and_parts_can_have_batches_of_one_group_each() -> None:
+    order = Order(64, 8, 0, [index % 3 for index in range(64)], 2)
+    for rank in range(2):
+        for part in islice(order.parts(0, rank=rank, world=2, accumulation=2), 20):
+            assert len({key.index % 3 for key in part}) == 1

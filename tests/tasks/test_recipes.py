@@ -144,6 +144,20 @@ def test_words_change_every_kind_of_field() -> None:
     assert others == Train(out="x")
 
 
+def test_words_give_the_settings_of_the_other_experiments() -> None:
+    words = ["--steps", "50000", "--warmup-steps", "80", "--schedule", "one-cycle", "--anneal", "linear"]
+    words += ["--momentum-cycle", "0.95", "0.85", "--clip-norm", "None", "--clip-value", "1", "--eval-every-steps", "500"]
+    words += ["--no-decay", "*.norm*,*.power", "*key_positions*", "--layer-decay", "0.75", "--frozen-stages", "2"]
+    recipe, _ = with_words(DIGITS, words)
+    wanted: dict[str, Any] = {"steps": 50_000, "warmup_steps": 80, "schedule": "one-cycle", "anneal": "linear"}
+    wanted |= {"momentum_cycle": (0.95, 0.85), "clip_norm": None, "clip_value": 1.0, "eval_every_steps": 500}
+    wanted |= {"no_decay": ("*.norm*", "*.power", "*key_positions*"), "layer_decay": 0.75, "frozen_stages": 2}
+    assert recipe == replace(DIGITS, **wanted)
+    assert with_values(DIGITS, json.loads(json.dumps(as_values(recipe)))) == recipe
+    detection, _ = with_words(DIGITS, ["--schedule", "multi-step", "--milestones", "8", "11", "--epochs", "12"])
+    assert detection == replace(DIGITS, schedule="multi-step", milestones=(8, 11), epochs=12)
+
+
 def test_attention_options_reach_the_model_as_values() -> None:
     words = ["--attention-options", "gate=None", "conv=depthwise,alpha=2.5", "kernel_size=3", "learn_scale=false"]
     (recipe,) = with_words(DIGITS, words)
@@ -188,6 +202,33 @@ def test_all_problems_are_told_at_once() -> None:
         ({"seed": 2**63}, "less than 2^63"),
         ({"keep": 2}, "keep is 2; give a whole number of at least 3"),
         ({"save_every": 0}, "save_every is 0"),
+        ({"steps": 0}, "steps is 0; give a whole number of at least 1"),
+        ({"steps": 2**41}, "below 2^40"),
+        ({"warmup_steps": -1}, "warmup_steps is -1"),
+        ({"steps": 9, "warmup_steps": 10}, "warmup_steps is 10, but there are only 9 steps; give at most as many"),
+        ({"eval_every_steps": 0}, "eval_every_steps is 0"),
+        ({"save_every": None, "save_every_epochs": 0}, "save_every_epochs is 0"),
+        ({"save_every_epochs": 2}, "save_every is 220 updates and save_every_epochs is 2 epochs; give one: to save by epochs"),
+        ({"log_every_epochs": 0}, "log_every_epochs is 0"),
+        ({"schedule": "step"}, "choose one of cosine, one-cycle, polynomial, multi-step, constant"),
+        ({"anneal": "cos"}, "anneal is 'cos'; choose one of cosine, linear"),
+        ({"momentum_cycle": (0.95, 1.0), "schedule": "one-cycle"}, "momentum_cycle is 0.95 and 1; give two numbers"),
+        ({"momentum_cycle": (0.95, 0.85)}, "momentum_cycle is for schedule one-cycle, but schedule is 'cosine'"),
+        ({"poly_power": 0.0}, "poly_power is 0.0; give a number above 0"),
+        ({"poly_power": float("nan")}, "poly_power is nan"),
+        ({"milestones": (8, 11)}, "schedule is 'cosine' and milestones is (8, 11); only multi-step has any"),
+        ({"schedule": "multi-step"}, "schedule is 'multi-step' and milestones is empty; give some with --milestones"),
+        ({"schedule": "multi-step", "milestones": (11, 8)}, "milestones is (11, 8); give growing numbers of epochs"),
+        ({"schedule": "multi-step", "milestones": (60,)}, "above 0 and below 60, where the schedule ends"),
+        ({"schedule": "multi-step", "milestones": (5,), "steps": 5}, "give growing numbers of steps, above 0 and below 5"),
+        ({"lr_decay": 0.0}, "lr_decay is 0.0; give a number above 0, up to 1"),
+        ({"layer_decay": 1.5}, "layer_decay is 1.5; give a number above 0, up to 1, or None"),
+        ({"frozen_stages": -1}, "frozen_stages is -1; give a whole number of at least 0"),
+        ({"clip_norm": None, "clip_value": 0.0}, "clip_value is 0.0; give a number above 0, or None"),
+        (
+            {"clip_value": 1.0},
+            "clip_norm is 1 and clip_value is 1, but gradients are clipped in one way; to clip by value",
+        ),
         ({"val_share": 1.0}, "val_share is 1.0"),
         ({"on_bad_image": "ignore"}, "choose one of error, skip"),
         ({"resize": "long"}, "choose one of square, shorter"),
@@ -220,6 +261,10 @@ def test_a_number_that_makes_no_sense_is_named(changes: dict[str, Any], told: st
         ({"attention": "sofmax"}, "softmax"),
         ({"attention": "softmax", "attention_options": ("polarity=same",)}, "polarity='same', which no stage can honour"),
         ({"optimizer": "adamww"}, "did you mean 'adamw'"),
+        ({"optimizer": "adagrad", "schedule": "one-cycle", "momentum_cycle": (0.9, 0.8)}, "'adagrad' has no momentum"),
+        ({"no_decay": ("*.norm*", "*.nrm*")}, r"no_decay has '\*\.nrm\*', which matches no parameter of DeiT"),
+        ({"frozen_stages": 9}, "frozen_stages is 9, but DeiT has 3 to freeze; give at most 3"),
+        ({"warmup_steps": 10_000}, "warmup_steps is 10000, but the schedule has only 1320"),
         ({"dims": (63,), "num_heads": (2,)}, "model pola_deit_tiny"),
         ({"auto_augment": "rand-q9"}, "auto_augment"),
         ({"auto_augment": "nonsense"}, "auto_augment"),

@@ -193,6 +193,14 @@ def test_bad_images_are_skipped_counted_and_listed_if_so_asked(workers: int, tmp
     ]
 
 
+def test_bad_images_of_an_epoch_that_the_training_ends_within_are_listed_at_its_end(tmp_path: Path) -> None:
+    """Seven updates an epoch."""
+    recipe = replace(of_folder(write_folder(tmp_path / "images", broken=1), 0), on_bad_image="skip", max_bad_share=0.1)
+    train(replace(recipe, steps=13), tmp_path / "run", quiet)
+    listed = [line for line in journal.read(tmp_path / "run") if line["kind"] == "bad images"]
+    assert [line["step"] for line in listed] == [7, 13]
+
+
 def test_too_many_bad_images_end_the_run_after_it_was_saved(tmp_path: Path) -> None:
     recipe = replace(of_folder(write_folder(tmp_path / "images", broken=3), 0), on_bad_image="skip", max_bad_share=0.05)
     with pytest.raises(DataError, match=r"[3-6] images of this epoch could not be used, more than the 2 allowed"):
@@ -296,6 +304,20 @@ def test_two_processes_cannot_train_one_run(recipe: ClassificationRecipe, tmp_pa
         pytest.param({"attention": "linear"}, marks=pytest.mark.long),
         pytest.param({"smoothing": 0.0, "mixup": 0.0, "cutmix": 0.0}, marks=pytest.mark.long),
         {"cooldown_epochs": 1},
+        {"schedule": "multi-step", "steps": 13, "milestones": (4, 9), "warmup_steps": 3, "layer_decay": 0.8},
+        {
+            "schedule": "one-cycle",
+            "momentum_cycle": (0.95, 0.85),
+            "anneal": "linear",
+            "steps": 13,
+            "warmup_steps": 4,
+            "clip_norm": None,
+            "clip_value": 0.01,
+            "layer_decay": 0.7,
+            "no_decay": ("*.power", "*key_positions*"),
+            "frozen_stages": 1,
+            "eval_every_steps": 4,
+        },
         {
             "model": "pola_pvt_tiny",
             "dims": (8, 8),
@@ -326,6 +348,31 @@ def test_every_option_trains_and_resumes_to_the_same_bits(
         stopped.train()
     resume(tmp_path / "stopped", quiet)
     assert faults.outcome(tmp_path / "stopped") == whole
+
+
+def test_a_budget_of_updates_ends_within_an_epoch_with_a_line_an_evaluation_and_a_checkpoint(
+    recipe: ClassificationRecipe, tmp_path: Path
+) -> None:
+    """Ten updates an epoch."""
+    changes = {"steps": 13, "eval_every_steps": 6, "save_every": None, "save_every_epochs": 2, "log_every": 5}
+    train(replace(recipe, **changes), tmp_path / "run", quiet)
+    lines = [(line["kind"], line["step"]) for line in journal.read(tmp_path / "run")]
+    assert lines == [("train", 5), ("eval", 6), ("train", 10), ("eval", 12), ("train", 13), ("eval", 13)]
+    assert [line["epoch"] for line in evaluations(tmp_path / "run")] == [0.6, 1.2, 1.3]
+    assert faults.saved_steps(tmp_path / "run") == [13]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "a longer --warmup-epochs or a --clip-norm may help"),
+        ({"steps": 40, "warmup_steps": 0, "clip_value": 1e30}, "a longer --warmup-steps or a smaller --clip-value may help"),
+    ],
+)
+def test_a_diverged_run_names_the_options_in_use(changes: dict[str, Any], told: str, data: str, tmp_path: Path) -> None:
+    wild: dict[str, Any] = {"lr": 1e30, "warmup_lr": 1e30, "warmup_epochs": 0, "min_lr": 0.0, "clip_norm": None}
+    with pytest.raises(DivergedError, match=told):
+        train(faults.tiny(data, ema_decay=None, **wild | changes), tmp_path / "run", quiet)
 
 
 def test_parts_of_a_batch_give_the_gradient_of_the_whole(data: str, tmp_path: Path) -> None:

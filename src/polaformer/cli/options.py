@@ -60,7 +60,11 @@ def print_help(program: str, about: str, *defaults: Any) -> int:
     together: Any = make_dataclass("Options", [], bases=tuple(type(one) for one in reversed(defaults)), frozen=True)
     values = {field.name: getattr(one, field.name) for one in defaults for field in fields(one)}
     try:
-        said = {"prog": program, "description": inspect.cleandoc(about), "config": (tyro.conf.FlagCreatePairsOff,)}
+        said: dict[str, Any] = {
+            "prog": program,
+            "description": inspect.cleandoc(about),
+            "config": (tyro.conf.FlagCreatePairsOff,),
+        }
         tyro.cli(together, default=together(**values), args=["--help"], **said)
     except SystemExit as ended:
         return int(ended.code or 0)

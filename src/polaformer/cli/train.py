@@ -17,6 +17,7 @@ from polaformer.extras import require
 from polaformer.recipes.registry import find, recipes
 from polaformer.tasks.recipe import Recipe, as_values
 from polaformer.training.settings import workers_for_cores
+from polaformer.training.timeline import Timeline
 
 if TYPE_CHECKING:
     from polaformer.tasks.job import TaskJob
@@ -86,11 +87,10 @@ class Train:
         return 0
 
     def _explain(self, recipe: Recipe) -> int:
-        from polaformer.training.processes import start
+        from polaformer.tasks.running import prepared
         from polaformer.training.run import Run
 
-        job = recipe.job()
-        start(recipe.precision)
+        job, _ = prepared(recipe)
         if self.out:
             Run.check_new(Path(self.out))
         needs = _needs(recipe, job)
@@ -116,12 +116,12 @@ def _found(name: str) -> Recipe:
 def _needs(recipe: Recipe, job: "TaskJob") -> dict[str, Any]:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     part = recipe.batch_size // (world * recipe.accumulation)
-    epochs = recipe.epochs + recipe.cooldown_epochs
+    updates = Timeline(recipe, job.steps_per_epoch).total
     return {
         "parameters": sum(parameter.numel() for parameter in job.model.parameters()),
-        "epochs": epochs,
+        "epochs": round(updates / job.steps_per_epoch, 2) if recipe.num_epochs is None else recipe.num_epochs,
         "updates_an_epoch": job.steps_per_epoch,
-        "updates": epochs * job.steps_per_epoch,
+        "updates": updates,
         "processes": world,
         f"{recipe.words.noun}_at_once": part,
         **job.needs(part),

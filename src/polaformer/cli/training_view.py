@@ -14,11 +14,11 @@ from polaformer.tasks.recipe import Recipe
 
 
 class TrainingView:
-    """Tells of a training on stderr; give it to the loop as `watch`."""
+    """Tells of a training on stderr; give it to the loop as `watch`. epochs: None where updates are counted instead."""
 
     def __init__(self, name: str, recipe: Recipe) -> None:
         self.name, self.batch_size, self.words = name, recipe.batch_size, recipe.words
-        self.epochs = recipe.epochs + recipe.cooldown_epochs
+        self.epochs = recipe.num_epochs
         self.is_silent = os.environ.get("RANK", "0") != "0"  # one of several processes tells
         self.is_terminal = Terminal(stderr=True).is_terminal and not self.is_silent
         columns = (ProgressText("{task.description}"), BarColumn(bar_width=24), ProgressText("{task.fields[numbers]}"))
@@ -67,6 +67,8 @@ class TrainingView:
         self.bar.update(self.task, completed=step, description=self._title(step, total), numbers=self._numbers())
 
     def _title(self, step: int, total: int) -> str:
+        if self.epochs is None:
+            return f"{self.name}, update {step:,}/{total:,}"
         epoch = min(self.epochs, 1 + (step - 1) * self.epochs // total)
         return f"{self.name}, epoch {epoch}/{self.epochs}"
 

@@ -53,7 +53,10 @@ class Recipe(Settings):
         return as_values(self) | {name: None if path is None else os.path.abspath(path) for name, path in paths.items()}
 
     def job(self) -> "TaskJob":
-        """The recipe with its data opened and its model made; loads PyTorch, raises SettingsError or DataError."""
+        """The recipe with its data opened and its model made; loads PyTorch, raises SettingsError or DataError.
+
+        A task begins with `raise_all(self.problems(), …)`, so that whatever is wrong is told at once.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not say how to make a job of it")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
-from polaformer.errors import DataError, SettingsError
+from polaformer.errors import DataError, SettingsError, raise_all
 from polaformer.regular_files import writing
 from polaformer.tasks.job import Predictor, TaskJob
 from polaformer.tasks.options import with_values
@@ -18,8 +18,10 @@ from polaformer.training import checkpoint, divergence
 from polaformer.training.divergence import Replay
 from polaformer.training.engine import Engine
 from polaformer.training.loop import Training, Watch
+from polaformer.training.optim import check_settings, check_trainable
 from polaformer.training.processes import start
 from polaformer.training.run import CONFIG, Run
+from polaformer.training.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Finished:
 
 def train(recipe: Recipe, folder: Path, watch: Watch) -> Finished:
     """Trains from the beginning in a new folder; everything is checked before anything is written."""
-    job, accelerator = _prepared(recipe)
+    job, accelerator = prepared(recipe)
     # Only one process knows the time that a folder may be named after.
     [shared] = broadcast_object_list([str(folder)]) if accelerator.num_processes > 1 else [str(folder)]
     run = Run(Path(shared))
@@ -56,7 +58,7 @@ def resume(folder: Path, watch: Watch, changes: Mapping[str, Any] | None = None)
     if checkpoint.ordered(run.checkpoints):
         # The weights that it started from are no longer needed.
         recipe = replace(recipe, checkpoint=None)
-    job, accelerator = _prepared(recipe)
+    job, accelerator = prepared(recipe)
     _check_data(folder, job)
     return _finish(Training(job, recipe, run, accelerator, watch, recipe.words), job)
 
@@ -92,10 +94,16 @@ def _counted(seen: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in seen.items() if "names" not in name) or "others"
 
 
-def _prepared(recipe: Recipe) -> tuple[TaskJob, Accelerator]:
+def prepared(recipe: Recipe) -> tuple[TaskJob, Accelerator]:
+    """A job and the processes to train it in, both checked; raises SettingsError or DataError. Nothing is written."""
     job = recipe.job()
     accelerator = start(recipe.precision)
-    job.check_processes(accelerator.num_processes)
+    checks = [
+        lambda: check_settings(recipe),
+        lambda: check_trainable(job.model, recipe),
+        lambda: job.check_processes(accelerator.num_processes),
+    ]
+    raise_all(Timeline(recipe, job.steps_per_epoch).problems(), checks)
     return job, accelerator
 
 
@@ -116,7 +124,7 @@ def replay(folder: Path, changes: Mapping[str, Any] | None = None) -> dict[Path,
     left = sorted((folder / divergence.FOLDER).glob("*.safetensors"))
     if not left:
         return {}
-    job, accelerator = _prepared(recipe)
+    job, accelerator = prepared(recipe)
     engine = Engine(job.model, job.objective, recipe, job.steps_per_epoch, accelerator)
     found = {}
     for path in left:

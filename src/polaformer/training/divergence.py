@@ -16,6 +16,7 @@ from polaformer.errors import DataError
 from polaformer.regular_files import open_regular, writing
 from polaformer.training.engine import Engine, NonFiniteError
 from polaformer.training.evaluation import moved
+from polaformer.training.settings import Settings
 
 FOLDER = "diverged"
 
@@ -64,10 +65,18 @@ def _outlines_of_names(tensors: dict[str, Tensor]) -> list[dict[str, Any]]:
     return [{name: {"tensor": f"{name}.{part}"} for name in names} | {"bad": []} for part in parts]
 
 
+def advice(settings: Settings) -> str:
+    """What may keep a training with these settings from diverging."""
+    warmup = "--warmup-epochs" if settings.warmup_steps is None else "--warmup-steps"
+    clipping = "--clip-norm" if settings.clip_value is None else "smaller --clip-value"
+    return f"A smaller --lr, a longer {warmup} or a {clipping} may help"
+
+
 def replay(engine: Engine, parts: Sequence[Batch], about: dict[str, Any]) -> Replay:
     """The same loss and gradients once more, with the weights that the engine has; nothing is updated."""
     reseed(derive("step", about["seed"], about["step"], about["rank"]))
-    model: nn.Module = engine.inner.train()
+    engine.train_mode()
+    model: nn.Module = engine.inner
     model.zero_grad(set_to_none=True)
     losses: list[Tensor] = []
     for part in parts:

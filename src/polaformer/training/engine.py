@@ -20,6 +20,7 @@ from polaformer.data.batch import Batch
 from polaformer.data.randomness import derive, reseed
 from polaformer.training.checkpoint import DamagedError
 from polaformer.training.evaluation import count, moved
+from polaformer.training.freezing import freeze
 from polaformer.training.job import Objective
 from polaformer.training.optim import Schedule, create_optimizer, restore_state, state_of
 from polaformer.training.processes import sum_over, use_deterministic_algorithms
@@ -72,6 +73,7 @@ class Engine:
         if settings.grad_checkpointing:
             model.set_grad_checkpointing(True)  # type: ignore[operator]
         self.inner = model.to(accelerator.device)
+        self.frozen = freeze(self.inner, settings.frozen_stages)
         self.ema = None if settings.ema_decay is None else ModelEmaV3(self.inner, decay=settings.ema_decay)
         optimizer = create_optimizer(self.inner, settings)
         compiled = torch.compile(self.inner) if settings.compile else self.inner
@@ -99,7 +101,7 @@ class Engine:
         self._warm_up(parts[-1])
         reseed(derive("step", self.settings.seed, step, self.accelerator.process_index))
         lr = self.schedule.set(step)
-        self.model.train()
+        self.train_mode()
         mine = sum(self._backward(part, last=part is parts[-1]) for part in parts) / len(parts)
         self.accelerator.unscale_gradients(self.optimizer)
         grad_norm = float(self._clip())
@@ -116,6 +118,12 @@ class Engine:
             self.ema.update(self.inner, step=step)
         return Update(loss, grad_norm, lr, stopping > 0)
 
+    def train_mode(self) -> None:
+        """Puts the model into training mode, but for what is frozen."""
+        self.model.train()
+        for module in self.frozen:
+            module.eval()
+
     def _scaler_can_help(self) -> bool:
         """Whether a smaller scale of fp16 may make the gradient finite again."""
         scaler = self.accelerator.scaler
@@ -128,7 +136,7 @@ class Engine:
         order from then on: the first update of a resumed run would differ in the last bit from that of an uninterrupted one.
         """
         if not self._is_warm:
-            self.model.train()
+            self.train_mode()
             self.accelerator.backward(0.0 * self.objective.loss(self.model, moved(part, self.inner, self.accelerator)))
             self.optimizer.zero_grad()
             self._is_warm = True
@@ -147,6 +155,8 @@ class Engine:
         norm = get_total_norm(gradients, foreach=None)
         if self.settings.clip_norm is not None:
             nn.utils.clip_grads_with_norm_(self.inner.parameters(), self.settings.clip_norm, norm)
+        if self.settings.clip_value is not None:
+            nn.utils.clip_grad_value_(self.inner.parameters(), self.settings.clip_value)
         return norm
 
     def count(self, batches: Iterable[Batch]) -> Any:

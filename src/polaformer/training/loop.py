@@ -23,6 +23,7 @@ from polaformer.training.processes import sum_over
 from polaformer.training.run import Run
 from polaformer.training.settings import Settings
 from polaformer.training.stopping import Stop
+from polaformer.training.timeline import Timeline
 from polaformer.training.words import Words
 
 Watch = Callable[[str, dict[str, Any]], None]
@@ -35,7 +36,8 @@ class Training:
         self.job, self.settings, self.run, self.accelerator, self.watch = job, settings, run, accelerator, watch
         self.words = words
         self.rank, self.world, self.is_main = accelerator.process_index, accelerator.num_processes, accelerator.is_main_process
-        self.total = (settings.epochs + settings.cooldown_epochs) * job.steps_per_epoch
+        self.timeline = Timeline(settings, job.steps_per_epoch)
+        self.total = self.timeline.total
         self.engine = Engine(job.model, job.objective, settings, job.steps_per_epoch, accelerator)
         self.progress, self.seconds, self.saved = Progress(), 0.0, -1
         self.stop = Stop()
@@ -72,7 +74,7 @@ class Training:
             # The parts of the next update are fetched before this one, so that all processes learn in time if one has none.
             parts, waiting = waiting, self._next(batches, self.progress.step + 1)
             stopping = self._update(parts)
-            if not stopping and self._save_is_due():
+            if not stopping and self.timeline.saves_after(self.progress.step):
                 self._save()
         if stopping:
             raise self._ended()
@@ -99,10 +101,9 @@ class Training:
         self.progress.bad += [line for part in parts for line in part.bad]
         self._tick(running=True)
         self.watch("update", {"step": self.progress.step, "loss": update.loss, "lr": update.lr, "total": self.total})
-        ends_epoch = self.progress.step % self.job.steps_per_epoch == 0
-        if self.progress.step % self.settings.log_every == 0 or ends_epoch:
+        if self.timeline.logs_after(self.progress.step):
             self._log_update(update)
-        too_many = ends_epoch and self._log_bad_samples()
+        too_many = self.timeline.ends_epoch(self.progress.step) and self._log_bad_samples()
         return update.stop or too_many
 
     def _log_update(self, update: Update) -> None:
@@ -128,8 +129,7 @@ class Training:
         return len(bad) > most
 
     def _evaluation_is_due(self) -> bool:
-        step, every = self.progress.step, self.settings.eval_every * self.job.steps_per_epoch
-        return step > 0 and self.progress.evaluated < step and (step % every == 0 or step == self.total)
+        return self.progress.evaluated < self.progress.step and self.timeline.evaluates_after(self.progress.step)
 
     def _evaluate(self) -> tuple[Any, bool]:
         """The counts of an evaluation, and whether to stop: then they are thrown away, and counted again after resuming."""
@@ -192,10 +192,6 @@ class Training:
             with writing(self.run.folder):
                 self.journal.write(record)
                 self.board.write(record)
-
-    def _save_is_due(self) -> bool:
-        every = self.settings.save_every or self.job.steps_per_epoch
-        return self.progress.step % every == 0 or self.progress.step == self.total
 
     def _save(self) -> None:
         if self.saved == self.progress.step:
@@ -264,8 +260,8 @@ class Training:
         self._save()
         return DivergedError(
             f"at step {step}, with learning rate {error.lr:g}, {error}; nothing was updated. The batch is kept in "
-            f"{self.run.folder / divergence.FOLDER}: `polaformer resume {self.run.folder} --replay` runs it again. A smaller "
-            "--lr, a longer --warmup-epochs or a --clip-norm may help"
+            f"{self.run.folder / divergence.FOLDER}: `polaformer resume {self.run.folder} --replay` runs it again. "
+            f"{divergence.advice(self.settings)}"
         )
 
     def _anyone(self, here: bool) -> bool:

@@ -1,6 +1,6 @@
 """What a recipe makes: data, model and task, ready for the loop."""
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,14 @@ from polaformer.data.randomness import derive, reseed
 from polaformer.data.samples import Samples, batches
 from polaformer.data.sources import DIGITS, Data, digest_of_names, open_data
 from polaformer.data.transforms import Preprocessing, Transform, training_transform
-from polaformer.errors import SettingsError
+from polaformer.errors import SettingsError, raise_all
 from polaformer.tasks.classification import figures
 from polaformer.tasks.classification.objective import Counts, CrossEntropy
 from polaformer.tasks.classification.predictor import Classifier, describe
 from polaformer.tasks.classification.recipe import ClassificationRecipe
 from polaformer.tasks.figures import Figure
 from polaformer.training.memory import estimate
-from polaformer.training.optim import check_optimizer
+from polaformer.training.optim import check_settings, check_trainable
 from polaformer.training.run import weights_of
 from polaformer.weights.files import read_state_dict
 
@@ -38,8 +38,8 @@ class ClassificationJob:
 
     def __init__(self, recipe: ClassificationRecipe, *, data: Data | None = None) -> None:
         self.recipe = recipe
-        checks = [lambda: check_optimizer(recipe.optimizer), lambda: _build(recipe, 2, "meta"), lambda: _augmentation(recipe)]
-        _raise_all(recipe.problems(), checks)
+        checks = [lambda: check_settings(recipe), lambda: _check_model(recipe), lambda: _augmentation(recipe)]
+        raise_all(recipe.problems(), checks)
         self.data = (
             open_data(DIGITS if recipe.data is None else recipe.data, val_share=recipe.val_share) if data is None else data
         )
@@ -167,6 +167,11 @@ def _build(recipe: ClassificationRecipe, num_classes: int, device: str) -> nn.Mo
     return model
 
 
+def _check_model(recipe: ClassificationRecipe) -> None:
+    """Raises SettingsError unless the model can be made, and has the stages and parameters that the recipe names."""
+    check_trainable(_build(recipe, 2, "meta"), recipe)
+
+
 def _preprocessing(recipe: ClassificationRecipe) -> Preprocessing:
     size, interpolation = (recipe.img_size, recipe.img_size), recipe.interpolation
     of_evaluation = "bicubic" if interpolation == "random" else interpolation
@@ -191,15 +196,3 @@ def _augmentation(recipe: ClassificationRecipe) -> Transform:
             f"auto_augment is {recipe.auto_augment!r}, which timm does not understand ({error}); give a name such as "
             "rand-m9-mstd0.5-inc1, augmix-m3-w3, original, or None"
         ) from error
-
-
-def _raise_all(problems: list[str], checks: Sequence[Callable[[], object]]) -> None:
-    """Raises one SettingsError with all that is wrong: what is known, and what the checks find."""
-    found = list(problems)
-    for check in checks:
-        try:
-            check()
-        except SettingsError as error:
-            found += error.problems
-    if found:
-        raise SettingsError(found)
