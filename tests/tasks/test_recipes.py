@@ -27,6 +27,7 @@ from polaformer.tasks.classification.job import ClassificationJob
 from polaformer.tasks.classification.recipe import ClassificationRecipe
 from polaformer.tasks.options import with_values
 from polaformer.tasks.recipe import as_values, option_names
+from polaformer.tasks.running import prepared
 from polaformer.training.optim import Schedule, create_optimizer
 
 
@@ -148,13 +149,13 @@ def test_words_give_the_settings_of_the_other_experiments() -> None:
     words = ["--steps", "50000", "--warmup-steps", "80", "--schedule", "one-cycle", "--anneal", "linear"]
     words += ["--momentum-cycle", "0.95", "0.85", "--clip-norm", "None", "--clip-value", "1", "--eval-every-steps", "500"]
     words += ["--no-decay", "*.norm*,*.power", "*key_positions*", "--layer-decay", "0.75", "--frozen-stages", "2"]
-    recipe, _ = with_words(DIGITS, words)
+    (recipe,) = with_words(DIGITS, words)
     wanted: dict[str, Any] = {"steps": 50_000, "warmup_steps": 80, "schedule": "one-cycle", "anneal": "linear"}
     wanted |= {"momentum_cycle": (0.95, 0.85), "clip_norm": None, "clip_value": 1.0, "eval_every_steps": 500}
     wanted |= {"no_decay": ("*.norm*", "*.power", "*key_positions*"), "layer_decay": 0.75, "frozen_stages": 2}
     assert recipe == replace(DIGITS, **wanted)
     assert with_values(DIGITS, json.loads(json.dumps(as_values(recipe)))) == recipe
-    detection, _ = with_words(DIGITS, ["--schedule", "multi-step", "--milestones", "8", "11", "--epochs", "12"])
+    (detection,) = with_words(DIGITS, ["--schedule", "multi-step", "--milestones", "8", "11", "--epochs", "12"])
     assert detection == replace(DIGITS, schedule="multi-step", milestones=(8, 11), epochs=12)
 
 
@@ -273,7 +274,7 @@ def test_a_number_that_makes_no_sense_is_named(changes: dict[str, Any], told: st
 )
 def test_what_needs_pytorch_to_be_checked_is_checked_before_the_work(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(SettingsError, match=told):
-        ClassificationJob(replace(DIGITS, **changes))
+        prepared(replace(DIGITS, **changes))
 
 
 scalars = some.one_of(some.none(), some.booleans(), some.integers(), some.floats(), some.text(max_size=4))

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import timm
 import torch
-from polaformer.recipes.classification import Classification
-from polaformer.recipes.running import train
 from torch import nn
 
 import faults
 from polaformer.backbones import create_model
 from polaformer.errors import SettingsError
+from polaformer.tasks.classification.recipe import ClassificationRecipe
+from polaformer.tasks.running import train
 from polaformer.training import checkpoint, divergence
 from polaformer.training.engine import Engine, taken
 from polaformer.training.freezing import freeze, frozen_names
@@ -36,7 +36,7 @@ def quiet(event: str, record: dict[str, Any]) -> None:
     """Nobody watches."""
 
 
-def recipe_of(data: str, model: str, **changes: Any) -> Classification:
+def recipe_of(data: str, model: str, **changes: Any) -> ClassificationRecipe:
     return faults.tiny(data, **{"model": model, "epochs": 1, "frozen_stages": 1, "weight_decay": 0.5} | MODELS[model] | changes)
 
 
@@ -121,7 +121,7 @@ def test_frozen_weights_are_the_same_bits_after_training_and_the_others_are_not(
 def test_frozen_modules_stay_in_eval_mode_in_updates_and_in_a_replay(data: str) -> None:
     recipe = recipe_of(data, "pola_deit_tiny")
     job = recipe.job()
-    engine = Engine(job.model, job.task, recipe, job.steps_per_epoch, start())
+    engine = Engine(job.model, job.objective, recipe, job.steps_per_epoch, start())
     seen: list[bool] = []
     for block in engine.inner.blocks:  # type: ignore[union-attr]
         block.register_forward_pre_hook(lambda module, _: seen.extend({one.training for one in module.modules()}))

@@ -19,6 +19,7 @@ from polaformer.data.sources import open_data
 from polaformer.errors import CannotWriteError, DataError, DivergedError, ImageError, SettingsError
 from polaformer.recipes.registry import find
 from polaformer.tasks.classification.job import ClassificationJob
+from polaformer.tasks.classification.objective import Counts
 from polaformer.tasks.classification.predictor import load_classifier
 from polaformer.tasks.classification.recipe import ClassificationRecipe
 from polaformer.tasks.running import recipe_of, replay, resume, train
@@ -304,6 +305,8 @@ def test_two_processes_cannot_train_one_run(recipe: ClassificationRecipe, tmp_pa
         pytest.param({"attention": "linear"}, marks=pytest.mark.long),
         pytest.param({"smoothing": 0.0, "mixup": 0.0, "cutmix": 0.0}, marks=pytest.mark.long),
         {"cooldown_epochs": 1},
+        {"ship": "best", "eval_every_steps": 2},
+        pytest.param({"ship": "best", "eval_every_steps": 2, "ema_decay": None}, marks=pytest.mark.long),
         {"schedule": "multi-step", "steps": 13, "milestones": (4, 9), "warmup_steps": 3, "layer_decay": 0.8},
         {
             "schedule": "one-cycle",
@@ -394,6 +397,39 @@ def test_the_average_of_weights_is_what_is_evaluated_and_shipped(recipe: Classif
     assert shipped == faults.tensor_bytes(found.files["ema.safetensors"])
     assert shipped != faults.tensor_bytes(found.files["model.safetensors"])
     assert finished.counts["val"].samples == 23
+
+
+@pytest.mark.parametrize("ema_decay", [None, 0.9])
+def test_the_best_weights_are_evaluated_again_and_shipped_where_the_recipe_says_so(
+    ema_decay: float | None, recipe: ClassificationRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The accuracies are made up, so that the second of five evaluations is the best."""
+    honest, made_up = Counts.record, iter([10.0, 30.0, 20.0, 30.0, 25.0, 77.0])
+    monkeypatch.setattr(Counts, "record", lambda self: honest(self) | {"accuracy": next(made_up)})
+    training = training_of(replace(recipe, ship="best", eval_every_steps=2, ema_decay=ema_decay), tmp_path / "run")
+    weights: list[dict[str, torch.Tensor]] = []
+
+    def keep(event: str, record: dict[str, Any]) -> None:
+        if event == "eval":
+            weights.append({name: one.clone() for name, one in training.engine.evaluated_model.state_dict().items()})
+
+    training.watch = keep
+    counts = training.train()
+    shipped = training.engine.evaluated_model.state_dict()
+    assert all(torch.equal(shipped[name], weights[1][name]) for name in shipped)
+    assert any(not torch.equal(shipped[name], weights[4][name]) for name in shipped)
+    last = journal.read(tmp_path / "run")[-1]
+    assert (last["kind"], last["split"], last["best_step"], last["step"]) == ("final", "val", 4, 10)
+    assert last["loss"] == pytest.approx(evaluations(tmp_path / "run")[1]["loss"])
+    assert counts["val"].loss / 23 == pytest.approx(last["loss"])
+
+
+def test_the_last_weights_are_shipped_by_default_and_no_others_are_kept(recipe: ClassificationRecipe, tmp_path: Path) -> None:
+    train(replace(recipe, eval_every_steps=5), tmp_path / "run", quiet)
+    found = checkpoint.newest(tmp_path / "run" / "checkpoints")
+    assert found is not None
+    assert "best.safetensors" not in found.files
+    assert {line["kind"] for line in journal.read(tmp_path / "run")} == {"train", "eval"}
 
 
 def test_the_average_of_weights_begins_with_those_of_the_second_update(recipe: ClassificationRecipe, tmp_path: Path) -> None:

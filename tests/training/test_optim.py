@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from polaformer.recipes.classification import Classification
 from torch import nn
 
 import faults
 from polaformer.backbones import create_model
 from polaformer.errors import SettingsError
+from polaformer.tasks.classification.recipe import ClassificationRecipe
 from polaformer.training.engine import Engine, taken
 from polaformer.training.optim import Schedule, create_optimizer, parameter_groups, restore_state, state_of
 from polaformer.training.processes import start
@@ -163,14 +163,14 @@ def test_memory_and_rates_of_many_groups_are_restored_to_the_last_bit(name: str)
 
 
 @pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Classification:
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> ClassificationRecipe:
     return faults.tiny(faults.write_data(tmp_path_factory.mktemp("data") / "digits.npz"), mixup=0.0, cutmix=0.0)
 
 
-def gradients(recipe: Classification) -> tuple[float, dict[str, torch.Tensor]]:
+def gradients(recipe: ClassificationRecipe) -> tuple[float, dict[str, torch.Tensor]]:
     """The reported norm of the first update's gradient, and the gradients that the optimiser gets."""
     job = recipe.job()
-    engine = Engine(job.model, job.task, recipe, job.steps_per_epoch, start())
+    engine = Engine(job.model, job.objective, recipe, job.steps_per_epoch, start())
     found: dict[str, torch.Tensor] = {}
 
     def keep() -> None:
@@ -180,7 +180,7 @@ def gradients(recipe: Classification) -> tuple[float, dict[str, torch.Tensor]]:
     return engine.update(taken(job.training_batches(0, 0, 1), recipe.accumulation), 0).grad_norm, found
 
 
-def test_gradients_are_clipped_by_value_and_the_norm_is_that_before(recipe: Classification, tmp_path: Path) -> None:
+def test_gradients_are_clipped_by_value_and_the_norm_is_that_before(recipe: ClassificationRecipe, tmp_path: Path) -> None:
     norm, plain = gradients(replace(recipe, clip_norm=None))
     limit = 0.01
     assert max(float(one.abs().max()) for one in plain.values()) > 2 * limit
