@@ -52,6 +52,48 @@ def test_imports_go_one_way(path):
     assert imported_folders(path) <= allowed(folder)
 
 
+def test_what_stands_outside_the_order_imports_none_of_it():
+    for name in ("errors", "regular_files", "extras"):
+        assert imported_folders(SOURCE / f"{name}.py") == set()
+
+
+def test_the_folders_are_those_of_the_order():
+    folders = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").is_file()}
+    assert folders == {*FLOW, *SIDE, "cli"}
+
+
+WITHOUT_TORCH = ("tasks.registry", "tasks.task", "tasks.options", "recipes.registry", "training.settings", "training.timeline")
+
+
+def test_recipes_tasks_and_settings_load_without_pytorch():
+    modules = [
+        f"polaformer.{name}" for name in (*WITHOUT_TORCH, "training.schedules", "tasks.classification.recipe", "cli.main")
+    ]
+    code = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_no_code_asks_which_task_it_is():
+    asked = re.compile(r"task(?:\.name)?\s*(?:==|!=|in)\s*[\"'(\[]")
+    for path in FILES:
+        found = asked.search(path.read_text())
+        assert not found, f"{path}: {found and found[0]}"
+
+
+def test_paths_that_the_architecture_page_names_exist():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    paths = re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.(?:py|cpp))\b", text)
+    assert len(paths) > 60
+    known = {str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*") if path.suffix in (".py", ".cpp")}
+    files = {path.split("/")[-1] for path in known}
+    for path in paths:
+        assert path in known or (ROOT / path).exists() or ("/" not in path and path in files), path
+    for module, name in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py): (\w+)", text):
+        source = (SOURCE / module).read_text()
+        assert re.search(rf"^\s*(?:def|class) {name}\b|^{name}\b", source, flags=re.M), (module, name)
+
+
 def test_the_test_of_imports_sees_imports():
     """It would be worthless if it found none."""
     assert imported_folders(SOURCE / "attention" / "pola.py") == {"ops", "attention"}
