@@ -150,7 +150,7 @@ def _result(run: RunResult) -> dict[str, str]:
     found = {
         "run": run.name,
         "parameters": f"{run.parameters:,}",
-        **run.summary,
+        **{name: text for name, text in run.summary.items() if name != "loss"},  # the curves show it
         "last training loss": f"{training[-1]['loss']:.3f}" if training else "–",
         "training time": _duration(seconds[-1]) if seconds else "–",
     }
