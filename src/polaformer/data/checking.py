@@ -45,10 +45,10 @@ class Report:
 def check(
     data: Data, known: Mapping[str, str] | None = None, *, num_workers: int = 2, advance: Callable[[], object] = lambda: None
 ) -> Report:
-    """Reads every image of both parts. known: digests that the images should have, by "part/name"; `advance` counts images."""
+    """Reads every image of all parts. known: digests that the images should have, by "part/name"; `advance` counts images."""
     report = Report()
     owners: dict[str, tuple[str, str, int]] = {}  # digest → part, image, label
-    for name, source in (("train", data.train), ("val", data.val)):
+    for name, source in data.parts.items():
         looked = _look_at_all(source, num_workers, advance)
         report.parts[name] = _facts(source, looked)
         for index, one in enumerate(looked):

@@ -9,7 +9,8 @@ from polaformer.data.images import EXTENSIONS, read_file, read_image
 from polaformer.errors import DataError, shown
 
 TRAIN = ("train", "training")
-VAL = ("val", "valid", "validation", "test")
+TEST = "test"
+VAL = ("val", "valid", "validation", TEST)
 
 
 class Folder:
@@ -50,6 +51,13 @@ def open_splits(root: Path) -> tuple[Folder, Folder | None]:
     """The training part, and the validation part where there is one; raises DataError."""
     train, val = split_folders(root)
     return _open(train), None if val is None else _open(val)
+
+
+def open_test(root: Path) -> Folder | None:
+    """The part to test on: `test` below the root, where `val` or the like is there to validate on; raises DataError."""
+    val = split_folders(root)[1]
+    has_both = val is not None and val.name != TEST and (root / TEST).is_dir()
+    return _open(root / TEST) if has_both else None
 
 
 def class_folders(root: Path) -> tuple[str, ...]:

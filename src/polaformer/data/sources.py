@@ -38,21 +38,27 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Data:
-    """What is trained on, and what is evaluated on and never trained on; the classes are the same."""
+    """What is trained on, what is evaluated on and never trained on, and perhaps what is tested on; of the same classes."""
 
     train: Source
     val: Source
+    test: Source | None = None
 
     @property
     def classes(self) -> tuple[str, ...]:
         """The names of the classes."""
         return self.train.classes
 
+    @property
+    def parts(self) -> dict[str, Source]:
+        """The parts that there are, by name."""
+        return {"train": self.train, "val": self.val} | ({} if self.test is None else {"test": self.test})
+
     def part(self, split: str) -> Source:
-        """What is called "train" or "val"; raises SettingsError for other names."""
-        if split not in ("train", "val"):
-            raise SettingsError(f"there is no split {split!r} (--split); the data have train and val")
-        return self.train if split == "train" else self.val
+        """The part of that name; raises SettingsError."""
+        if split not in self.parts:
+            raise SettingsError(f"there is no split {split!r} (--split); the data have {', '.join(self.parts)}")
+        return self.parts[split]
 
 
 class Part:
@@ -84,14 +90,15 @@ def open_data(spec: str, *, val_share: float = 0.1) -> Data:
 
     spec: "digits"; a folder of class folders, or one with `train` and `val` below it; a .tar of class folders, a folder of
     .tar files (one a class, or WebDataset shards); an .npz file of arrays; "hfds:FOLDER", a data set in the form of Hugging
-    Face. val_share: what is held out where there is no validation part; which images does not depend on any seed.
+    Face. A folder with both `val` and `test` below it is tested on the latter. val_share: what is held out where there is no
+    validation part; which images does not depend on any seed.
     """
     from polaformer.data import digits
 
     if spec == DIGITS:
         return digits.open_digits()
     train, val = _splits(spec)
-    found = _held_out(train, val_share) if val is None else Data(train, val)
+    found = _held_out(train, val_share) if val is None else Data(train, val, _test_part(spec))
     _check(found, spec)
     return found
 
@@ -111,6 +118,14 @@ def _splits(spec: str) -> tuple[Source, Source | None]:
         return arrays.open_splits(path)
     what = f"{spec} is a file" if is_file else f"there is no data {spec or 'without a name'}"
     raise DataError(f"{what}; give a folder of class folders, a .tar, an .npz, {HUGGING_FACE}FOLDER, or {DIGITS!r}")
+
+
+def _test_part(spec: str) -> Source | None:
+    """What is tested on at the end of a training; folders alone have it."""
+    from polaformer.data import archives, folders
+
+    path = Path(spec)
+    return folders.open_test(path) if path.is_dir() and not archives.are_in(path) else None
 
 
 def _kind(path: Path) -> tuple[bool, bool]:
@@ -148,14 +163,15 @@ def _held_out(source: Source, share: float) -> Data:
 def _check(data: Data, spec: str) -> None:
     if len(data.classes) < 2:
         raise DataError(f"{spec} has {len(data.classes)} class ({', '.join(data.classes)}); at least two are needed")
-    if data.train.classes != data.val.classes:
-        differ = sorted(set(data.train.classes) ^ set(data.val.classes))
-        raise DataError(
-            f"{spec}: training and validation have different classes ({', '.join(differ[:5])}{', …' * (len(differ) > 5)}); "
-            "give both the same class folders"
-        )
-    for purpose, part in (("train", data.train), ("validate", data.val)):
-        if not len(part):
+    for name, part in (("validation", data.val), ("test", data.test)):
+        if part is not None and data.train.classes != part.classes:
+            differ = sorted(set(data.train.classes) ^ set(part.classes))
+            raise DataError(
+                f"{spec}: training and {name} have different classes ({', '.join(differ[:5])}{', …' * (len(differ) > 5)}); "
+                "give both the same class folders"
+            )
+    for purpose, part in (("train", data.train), ("validate", data.val), ("test", data.test)):
+        if part is not None and not len(part):
             raise DataError(f"{spec}: there are no images to {purpose} with; add some, or hold out another share (--val-share)")
     missing = [data.classes[label] for label in sorted(set(range(len(data.classes))) - set(data.train.labels))]
     if missing:

@@ -82,11 +82,17 @@ def run_around(path: Path) -> Path | None:
 
 def _check_data(folder: Path, job: TaskJob) -> None:
     before, now = Run.open(folder)[1].get("data"), job.seen()
-    if isinstance(before, dict) and before != now:
+    if isinstance(before, dict) and not _holds(now, before):
         raise DataError(
             f"the data are not those that {folder} was begun with: there were {_counted(before)}, now {_counted(now)}, "
             "or they have other names or contents; give the same with --data, or train anew"
         )
+
+
+def _holds(now: dict[str, Any], before: dict[str, Any]) -> bool:
+    """Whether everything that a run remembers is still so; what it does not know of may be new."""
+    both = [(now.get(name), value) for name, value in before.items()]
+    return all(_holds(a, b) if isinstance(a, dict) and isinstance(b, dict) else a == b for a, b in both)
 
 
 def _counted(seen: dict[str, Any]) -> str:

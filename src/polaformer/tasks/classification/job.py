@@ -34,7 +34,6 @@ class ClassificationJob:
     """A classification recipe with its data opened and its model made; raises SettingsError or DataError."""
 
     batch = LabelledImages
-    splits = ("val",)
 
     def __init__(self, recipe: ClassificationRecipe, *, data: Data | None = None) -> None:
         self.recipe = recipe
@@ -52,6 +51,11 @@ class ClassificationJob:
         self.preprocessing = _preprocessing(recipe)
         self.model = self._model()
         self.objective = CrossEntropy(len(self.data.classes), self._mixup(), recipe.smoothing)
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """What is evaluated on while training, and what is tested on at the end, where there is something."""
+        return tuple(name for name in self.data.parts if name != "train")
 
     def check_processes(self, world: int) -> None:
         """Raises SettingsError unless so many processes can share the work."""
@@ -98,9 +102,8 @@ class ClassificationJob:
 
     def seen(self) -> dict[str, Any]:
         """How many images each part has, and a digest of their names and labels."""
-        parts = {"train": self.data.train, "val": self.data.val}
-        digests = {name: digest_of_names(source) for name, source in parts.items()}
-        return {"images": {name: len(source) for name, source in parts.items()}, "names": digests}
+        digests = {name: digest_of_names(source) for name, source in self.data.parts.items()}
+        return {"images": {name: len(source) for name, source in self.data.parts.items()}, "names": digests}
 
     def needs(self, part: int) -> dict[str, Any]:
         """What a training would need."""
@@ -109,6 +112,7 @@ class ClassificationJob:
         return {
             "training_images": len(self.data.train),
             "validation_images": len(self.data.val),
+            **({} if self.data.test is None else {"test_images": len(self.data.test)}),
             "classes": len(self.data.classes),
             "memory_of_weights_MB": round(memory.weights / 1e6),
             "memory_of_activations_MB": round(memory.activations / 1e6),

@@ -109,12 +109,12 @@ class Classification(Task):
     def check(
         self, data: str, options: ClassificationCheck, known: Mapping[str, str] | None, begin: Callable[[int], Advance]
     ) -> Audit:
-        """Reads every image of both parts."""
+        """Reads every image of all parts."""
         from polaformer.data.checking import check
         from polaformer.data.sources import open_data
 
         found = open_data(data, val_share=options.val_share)
-        advance = begin(len(found.train) + len(found.val))
+        advance = begin(sum(len(source) for source in found.parts.values()))
         report = check(found, known, num_workers=options.num_workers, advance=advance)
         return Audit(report.parts, [problem._asdict() for problem in report.problems], report.digests)
 
