@@ -22,8 +22,10 @@ import psutil
 from safetensors.torch import load
 
 from polaformer.tasks.classification.recipe import ClassificationRecipe
+from polaformer.tasks.recipe import Recipe
 
-PRELOADED = ["polaformer.tasks.running", "sklearn.datasets", "torch.utils.tensorboard", "timm", "faults", "commands"]
+PRELOADED = ["polaformer.tasks.running", "polaformer.cli.main", "polaformer.analysis.report"]
+PRELOADED += ["sklearn.datasets", "torch.utils.tensorboard", "timm", "faults", "commands"]
 STEPS = 40
 
 # 160 images in 4 epochs of 10 updates of two parts; mixup, drop path, an average of weights: everything that a resumed run
@@ -92,7 +94,7 @@ def spawn(target: Callable[..., None], *arguments: Any) -> BaseProcess:
     return process
 
 
-def run(folder: Path, recipe: ClassificationRecipe, kill: Kill | None = None, processes: int = 1, port: int = 0) -> list[int]:
+def run(folder: Path, recipe: Recipe, kill: Kill | None = None, processes: int = 1, port: int = 0) -> list[int]:
     """Begins or resumes a training in so many processes, waits for its end, and returns the exit codes."""
     started = spawn_run_in_processes(folder, recipe, processes, port, kill)
     for process in started:
@@ -131,17 +133,17 @@ def become(rank: int, processes: int, port: int) -> None:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 
 
-def spawn_run(folder: Path, recipe: ClassificationRecipe) -> BaseProcess:
+def spawn_run(folder: Path, recipe: Recipe) -> BaseProcess:
     return spawn(_child, folder, recipe, None, 0, 1, 0)
 
 
 def spawn_run_in_processes(
-    folder: Path, recipe: ClassificationRecipe, processes: int, port: int, kill: Kill | None = None
+    folder: Path, recipe: Recipe, processes: int, port: int, kill: Kill | None = None
 ) -> list[BaseProcess]:
     return [spawn(_child, folder, recipe, kill, rank, processes, port) for rank in range(processes)]
 
 
-def _child(folder: Path, recipe: ClassificationRecipe, kill: Kill | None, rank: int, processes: int, port: int) -> None:
+def _child(folder: Path, recipe: Recipe, kill: Kill | None, rank: int, processes: int, port: int) -> None:
     from polaformer.errors import StoppedError
     from polaformer.tasks.running import resume, train
 

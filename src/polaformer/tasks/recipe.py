@@ -48,9 +48,12 @@ class Recipe(Settings):
         return []
 
     def from_anywhere(self) -> dict[str, Any]:
-        """The options for JSON, with paths that hold from any folder."""
-        paths = {"data": self.data, "checkpoint": self.checkpoint}
-        return as_values(self) | {name: None if path is None else os.path.abspath(path) for name, path in paths.items()}
+        """The options for JSON, with paths that hold from any folder; the names of data that are no paths stay as they are."""
+        from polaformer.data.sources import absolute
+
+        data = None if self.data is None else absolute(self.data)
+        checkpoint = None if self.checkpoint is None else os.path.abspath(self.checkpoint)
+        return as_values(self) | {"data": data, "checkpoint": checkpoint}
 
     def job(self) -> "TaskJob":
         """The recipe with its data opened and its model made; loads PyTorch, raises SettingsError or DataError.

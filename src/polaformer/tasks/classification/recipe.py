@@ -159,12 +159,6 @@ class ClassificationRecipe(Recipe):
             require("train", "sklearn")
         return ["no --data given: the 1,797 bundled handwritten digits are trained on"] * (self.data is None)
 
-    def from_anywhere(self) -> dict[str, Any]:
-        """The options for JSON, with paths that hold from any folder."""
-        from polaformer.data.sources import absolute
-
-        return super().from_anywhere() | {"data": None if self.data is None else absolute(self.data)}
-
     def job(self) -> "ClassificationJob":
         """The data, model and task; loads PyTorch, opens the data, and raises SettingsError or DataError."""
         from polaformer.tasks.classification.job import ClassificationJob
