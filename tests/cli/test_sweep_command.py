@@ -56,9 +56,9 @@ def test_the_table_has_mean_and_spread_of_what_the_journals_say(swept: Path) -> 
 
 def test_every_run_is_an_ordinary_one_with_a_log_beside_it(swept: Path) -> None:
     for name in RUNS:
-        names = {"config.json", "journal.jsonl", "checkpoints", "report.html", "model.safetensors"}
+        names = {"config.json", "journal.jsonl", "metrics.csv", "tensorboard", "checkpoints", "model.safetensors"}
         assert names <= {path.name for path in (swept / "out" / name).iterdir()}
-        assert "epoch 2/2" in (swept / "out" / f"{name}.log").read_text()
+        assert "epoch 1/1" in (swept / "out" / f"{name}.log").read_text()
     assert json.loads((swept / "out/softmax/0/config.json").read_text())["options"]["attention"] == "softmax"
     assert json.loads((swept / "out/pola/1/config.json").read_text())["options"]["seed"] == 1
 
@@ -123,7 +123,7 @@ def test_after_a_kill_no_process_is_left_and_the_same_command_goes_on_bit_for_bi
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_what_was_begun_and_says_how_to_go_on(number: signal.Signals, tmp_path: Path) -> None:
-    file = sweeps.write(tmp_path / "sweep.toml", sweeps.ONE_CELL.replace("epochs = 2", "epochs = 500"))
+    file = sweeps.write(tmp_path / "sweep.toml", sweeps.ONE_CELL.replace("epochs = 1", "epochs = 500"))
     process = sweeps.start([file, "--out", tmp_path / "out"], tmp_path)
     wait_until(lambda: list(tmp_path.glob("out/*/*/checkpoints/step-*")), 60)
     assert process.pid is not None
@@ -137,10 +137,9 @@ def test_a_signal_saves_what_was_begun_and_says_how_to_go_on(number: signal.Sign
 
 
 def test_a_run_that_diverges_is_reported_and_the_others_finish(tmp_path: Path) -> None:
-    text = sweeps.ONE_CELL.replace("epochs = 2", "epochs = 1")
-    wild = text[text.index("[[cell]]") :].replace('"pola"', '"wild"') + "options = { lr = 1e30 }\n"
-    start, cell = text.split("[[cell]]")
-    file = sweeps.write(tmp_path / "sweep.toml", f"{start}{wild}[[cell]]{cell}")
+    shared, cell = sweeps.ONE_CELL.split("[[cell]]")
+    wild = cell.replace('"pola"', '"wild"') + "options = { lr = 1e30 }\n"
+    file = sweeps.write(tmp_path / "sweep.toml", f"{shared}[[cell]]{wild}[[cell]]{cell}")
     code, out, err = sweeps.run([file, "--out", tmp_path / "out"], tmp_path)
     assert code == 1
     log = tmp_path / "out" / "wild" / "0.log"
@@ -162,6 +161,7 @@ def test_the_programs_that_a_sweep_starts_train_to_the_same_last_bit(
     code, out, err = run(["sweep", file, "--out", tmp_path / "out", "--threads", "1", "--json"], capsys)
     assert code == 0, err
     assert json.loads(out)["runs"][0]["state"] == "finished"
+    assert (tmp_path / "out/pola/0/report.html").is_file()
     assert faults.outcome(tmp_path / "out/pola/0") == faults.outcome(swept / "out/pola/0")
 
 
@@ -187,7 +187,7 @@ def test_a_dry_run_and_a_collection_tell_what_is_there_and_train_nothing(
     words = ["sweep", swept / "sweep.toml", "--out", tmp_path / "out"]
     code, out, _ = run([*words, "--dry-run"], capsys)
     assert code == 0
-    for told in ("finished", "begun, at step 44 of 44", "missing", "Nothing was trained"):
+    for told in ("finished", "begun, at step 22 of 22", "missing", "Nothing was trained"):
         assert told in out
     code, out, _ = run([*words, "--collect"], capsys)
     assert code == 0
