@@ -316,15 +316,21 @@ def test_the_time_left_counts_runs_that_have_not_begun_by_others_of_their_cell(t
     assert pace.share() == 0.0
     pace.start(runs[0])
     pace.start(runs[2])
-    now = 10.0
+    now = 4.0  # seconds to load PyTorch and the data
+    pace.update(runs[0], 1, 100)
+    pace.update(runs[2], 1, 50)
+    assert pace.seconds_left() is None
+    now = 13.9
     pace.update(runs[0], 100, 100)  # 0.1 s an update
-    pace.update(runs[2], 10, 50)  # 1 s an update
+    now = 14.0
+    pace.update(runs[2], 11, 50)  # 1 s an update
+    assert pace.updates_per_second() == pytest.approx(99 / 10 + 10 / 10)
     pace.end(runs[0])
-    assert pace.updates_per_second() == 11.0
+    assert pace.updates_per_second() == pytest.approx(1.0)
     assert pace.num_over == 1
-    # 100 updates of the second quick run, 40 of the slow one, 50 of its second: two at a time.
-    assert pace.seconds_left() == pytest.approx((100 * 0.1 + 40 * 1.0 + 50 * 1.0) / 2)
-    assert pace.share() == pytest.approx(110 / 300)
+    # 100 updates of the second quick run, 39 of the slow one, 50 of its second, two to load: two at a time.
+    assert pace.seconds_left() == pytest.approx((100 * 10 / 99 + 39 * 1.0 + 50 * 1.0 + 2 * 4.0) / 2)
+    assert pace.share() == pytest.approx(111 / 300)
 
 
 def test_the_time_left_does_not_count_what_a_resumed_run_had_made_before(tmp_path: Path) -> None:
@@ -333,7 +339,8 @@ def test_the_time_left_does_not_count_what_a_resumed_run_had_made_before(tmp_pat
     pace = Pace({run: RunState("begun", 80, 100)}, jobs=1, clock=lambda: now)
     pace.start(run)
     pace.resume(run, 60, 100)
-    now = 5.0
+    pace.update(run, 61, 100)
+    now = 4.5
     pace.update(run, 70, 100)
     assert pace.seconds_left() == pytest.approx(30 * 0.5)
     pace.end(run)

@@ -18,13 +18,18 @@ from polaformer.tasks.sweep_state import VALIDATION, RunState
 
 @dataclass
 class _Tracked:
-    """How far a run is. started: when its process was; seconds and made: of processes that have ended, and updates made."""
+    """How far a run is. launched: when its process was started; loading: how many seconds later it told of a first update.
+
+    made: updates since then; first: when that was; last: when it was over.
+    """
 
     step: int
     total: int | None
     is_over: bool
-    started: float | None = None
-    seconds: float = 0.0
+    launched: float | None = None
+    loading: float | None = None
+    first: float | None = None
+    last: float | None = None
     made: int = 0
 
 
@@ -32,12 +37,12 @@ class Pace:
     """How fast the runs of a sweep go, and when all will be done; `clock` counts seconds."""
 
     def __init__(self, states: Mapping[SweepRun, RunState], jobs: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.jobs, self.clock, self.began = jobs, clock, clock()
+        self.jobs, self.clock = jobs, clock
         self.runs = {run: _Tracked(one.step, one.total, one.kind == "finished") for run, one in states.items()}
 
     def start(self, run: SweepRun) -> None:
         """Its process was started."""
-        self.runs[run].started = self.clock()
+        self.runs[run].launched = self.clock()
 
     def resume(self, run: SweepRun, step: int, total: int) -> None:
         """It goes on from a step, which may not be the one that it was last seen at."""
@@ -46,13 +51,16 @@ class Pace:
     def update(self, run: SweepRun, step: int, total: int) -> None:
         """So many of its updates are made."""
         one = self.runs[run]
-        one.made += step - one.step
+        if one.first is None:
+            one.first = self.clock()
+            one.loading = one.first - one.launched if one.launched is not None else None
+        else:
+            one.made += step - one.step
         one.step, one.total = step, total
 
     def end(self, run: SweepRun) -> None:
         """It is over, in whatever way."""
-        one = self.runs[run]
-        one.seconds, one.started, one.is_over = self._spent(one), None, True
+        self.runs[run].last, self.runs[run].is_over = self.clock(), True
 
     @property
     def num_over(self) -> int:
@@ -66,9 +74,9 @@ class Pace:
         return 1 - sum(totals[run] - one.step for run, one in self.runs.items() if not one.is_over) / whole if whole else 0.0
 
     def updates_per_second(self) -> float:
-        """Over all runs, since this began."""
-        spent = self.clock() - self.began
-        return sum(one.made for one in self.runs.values()) / spent if spent > 0 else 0.0
+        """Over all runs that are trained now."""
+        current = [one for one in self.runs.values() if not one.is_over and one.made]
+        return sum(one.made / self._spent(one) for one in current if self._spent(one) > 0)
 
     def seconds_left(self) -> float | None:
         """Until all runs are over, if each cell goes on as fast as it did; None while nothing is known."""
@@ -76,13 +84,18 @@ class Pace:
         if not left:
             return 0.0
         everywhere = self._seconds_per_update(list(self.runs))
-        if everywhere is None or not any(left.values()):
+        if everywhere is None:
             return None
-        seconds = 0.0
+        seconds = self._loading() * sum(self.runs[run].loading is None for run in left)
         for run, updates in left.items():
             of_cell = self._seconds_per_update([one for one in self.runs if one.cell == run.cell])
             seconds += updates * (everywhere if of_cell is None else of_cell)
         return seconds / min(self.jobs, len(left))
+
+    def _loading(self) -> float:
+        """Seconds that a process takes before its first update, on average."""
+        known = [one.loading for one in self.runs.values() if one.loading is not None]
+        return sum(known) / len(known) if known else 0.0
 
     def _total(self, run: SweepRun) -> float:
         """Its updates; where they are not known yet, those of other runs: of the same cell, or else of all on average."""
@@ -98,7 +111,8 @@ class Pace:
         return sum(self._spent(self.runs[run]) for run in runs) / made if made else None
 
     def _spent(self, one: _Tracked) -> float:
-        return one.seconds + (self.clock() - one.started if one.started is not None else 0.0)
+        """Seconds since its first update."""
+        return 0.0 if one.first is None else (self.clock() if one.last is None else one.last) - one.first
 
 
 class SweepView:
