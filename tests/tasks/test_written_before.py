@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from commands import run
 from polaformer.data.digits import open_digits
 from polaformer.tasks.classification.predictor import load_classifier
-from polaformer.tasks.running import recipe_of
+from polaformer.tasks.stored import recipe_of
 
 WRITTEN = Path(__file__).resolve().parents[1] / "written" / "0.1.0"
 

@@ -22,7 +22,8 @@ from polaformer.tasks.classification.job import ClassificationJob
 from polaformer.tasks.classification.objective import Counts
 from polaformer.tasks.classification.predictor import load_classifier
 from polaformer.tasks.classification.recipe import ClassificationRecipe
-from polaformer.tasks.running import recipe_of, replay, resume, train
+from polaformer.tasks.running import replay, resume, train
+from polaformer.tasks.stored import recipe_of
 from polaformer.training import checkpoint, divergence, journal
 from polaformer.training.engine import NonFiniteError
 from polaformer.training.loop import Training

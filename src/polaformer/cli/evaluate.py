@@ -52,7 +52,8 @@ class Evaluate:
     def run(self, trained: Trained, options: Any) -> int:
         """Loads, counts, prints."""
         load("polaformer.tasks.running")
-        from polaformer.tasks.running import recipe_of, run_around
+        from polaformer.tasks.running import run_around
+        from polaformer.tasks.stored import recipe_of
         from polaformer.training.evaluation import count
         from polaformer.training.processes import start
 

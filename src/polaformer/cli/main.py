@@ -27,6 +27,7 @@ from polaformer.cli.models import Models
 from polaformer.cli.output import print_all, print_line
 from polaformer.cli.predict import Predict
 from polaformer.cli.resume import Resume
+from polaformer.cli.sweep import Sweep
 from polaformer.cli.train import Train
 from polaformer.errors import CannotWriteError, DataError, SettingsError, nearest, shown
 from polaformer.training.slurm import slurm_variables
@@ -57,6 +58,7 @@ COMMANDS: dict[str, type[Command] | type[WordsCommand]] = {
     "resume": Resume,
     "eval": Evaluate,
     "predict": Predict,
+    "sweep": Sweep,
     "check": Check,
     "models": Models,
     "convert": Convert,

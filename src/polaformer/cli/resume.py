@@ -47,7 +47,7 @@ class Resume:
             raise DataError(f"there is no {folder}; give the folder of a run, which `polaformer train` named")
         require("train", "accelerate", "tensorboard", "matplotlib")
         load("polaformer.tasks.running")
-        from polaformer.tasks.running import recipe_of
+        from polaformer.tasks.stored import recipe_of
 
         recipe = recipe_of(folder)[1]
         command, options = parse(words[1:], cls(), find_task(recipe.task).resumption(), program=program)
@@ -56,7 +56,8 @@ class Resume:
 
     def _resume(self, folder: Path, changes: dict[str, Any]) -> int:
         from polaformer.cli.run_report import report
-        from polaformer.tasks.running import recipe_of, resume
+        from polaformer.tasks.running import resume
+        from polaformer.tasks.stored import recipe_of
 
         recipe = recipe_of(folder)[1]
         with TrainingView(recipe.name, recipe) as view:

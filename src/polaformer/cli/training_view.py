@@ -80,7 +80,7 @@ class TrainingView:
             return f"loss {self.loss:.3f}"
         left = seconds / done * (self.total - self.step)
         rate = done * self.batch_size / seconds
-        return f"{rate:,.0f} {self.words.noun}/s, loss {self.loss:.3f}{self.score}, {_duration(left)} left, spent"
+        return f"{rate:,.0f} {self.words.noun}/s, loss {self.loss:.3f}{self.score}, {duration(left)} left, spent"
 
     def _evaluated(self, record: dict[str, Any]) -> None:
         metric = self.words.metric
@@ -96,7 +96,8 @@ class TrainingView:
             sys.stderr.flush()
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds as people write them, such as 1:02:03 or 2 d 4 h."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)

@@ -8,12 +8,12 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
-from polaformer.errors import DataError, SettingsError, raise_all
+from polaformer.errors import DataError, raise_all
 from polaformer.regular_files import writing
 from polaformer.tasks.job import Predictor, TaskJob
 from polaformer.tasks.options import with_values
 from polaformer.tasks.recipe import Recipe
-from polaformer.tasks.registry import DEFAULT, find_task
+from polaformer.tasks.stored import recipe_of
 from polaformer.training import checkpoint, divergence
 from polaformer.training.divergence import Replay
 from polaformer.training.engine import Engine
@@ -61,18 +61,6 @@ def resume(folder: Path, watch: Watch, changes: Mapping[str, Any] | None = None)
     job, accelerator = prepared(recipe)
     _check_data(folder, job)
     return _finish(Training(job, recipe, run, accelerator, watch, recipe.words), job)
-
-
-def recipe_of(folder: Path) -> tuple[Run, Recipe]:
-    """A run and the recipe that it was begun with; raises DataError."""
-    run, config = Run.open(folder)
-    try:
-        kind = find_task(config.get("task", DEFAULT)).recipe
-        return run, with_values(kind(name=str(config["recipe"])), config["options"])
-    except SettingsError as error:
-        raise DataError(f"{folder / CONFIG} cannot be used: {error}") from error
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise DataError(f"{folder / CONFIG} is damaged: {error}; restore it") from error
 
 
 def run_around(path: Path) -> Path | None:

@@ -14,9 +14,14 @@ SCHEDULES = ("cosine", "one-cycle", "polynomial", "multi-step", "constant")
 ANNEALINGS = ("cosine", "linear")
 
 
+def available_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def workers_for_cores(most: int) -> int:
     """Processes to read data: the cores for each training process of this machine, at least 1 and at most `most`."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = available_cores()
     trainings = os.environ.get("LOCAL_WORLD_SIZE", "")  # torchrun sets it
     return min(most, max(1, cores // (int(trainings) if trainings.isdecimal() and int(trainings) else 1)))
 

@@ -1,0 +1,208 @@
+"""A sweep: recipes with options, each trained with several seeds, described by TOML files. Needs no PyTorch.
+
+    seeds = [0, 1, 2]           # of every cell that has none of its own
+
+    [options]                   # of every cell; a cell's own win
+    epochs = 5
+
+    [[cell]]
+    name = "pola"
+    recipe = "digits/pola-vit-tiny"
+
+    [[cell]]
+    name = "softmax"
+    recipe = "digits/pola-vit-tiny"
+    options = { attention = "softmax" }
+
+Nothing in a file is evaluated. TOML has no word for None; the text "None" stands for it, as on the command line.
+"""
+
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+from polaformer.errors import DataError, SettingsError, nearest
+from polaformer.regular_files import read_regular, reason
+from polaformer.tasks.options import kind_of, with_values
+from polaformer.tasks.recipe import Recipe
+
+MOST_BYTES = 2**20  # of one file
+LARGEST_SEED = 2**63 - 1
+RESULTS = ("results.json", "results.csv")  # beside the folders of the cells
+OF_FILE, OF_CELL = ("seeds", "options", "cell"), ("name", "recipe", "seeds", "options")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,99}")
+
+Find = Callable[[str], Recipe]  # the recipe of a name; raises SettingsError
+
+
+class Cell(NamedTuple):
+    """A row of the table: a recipe with its options, and the seeds it is trained with."""
+
+    name: str
+    recipe: Recipe
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class SweepRun:
+    """A cell with one seed, and the folder of its run; equal to itself alone."""
+
+    cell: str
+    seed: int
+    recipe: Recipe
+    folder: Path
+
+    @property
+    def title(self) -> str:
+        """What it is called in messages."""
+        return f"{self.cell}, seed {self.seed}"
+
+    @property
+    def log(self) -> Path:
+        """Where everything goes that its process prints."""
+        return self.folder.with_name(f"{self.seed}.log")
+
+
+def planned(cells: Iterable[Cell], out: Path) -> list[SweepRun]:
+    """All runs, cell by cell; that of a seed lies in OUT/CELL/SEED."""
+    return [
+        SweepRun(cell.name, seed, replace(cell.recipe, seed=seed), out / cell.name / str(seed))
+        for cell in cells
+        for seed in cell.seeds
+    ]
+
+
+def read_cells(files: Sequence[str | PathLike[str]], find: Find) -> list[Cell]:
+    """The cells of all files.
+
+    Raises DataError for files that cannot be read, and SettingsError with every mistake in all cells of all others.
+    """
+    tables, unreadable = list[tuple[str, dict[str, Any]]](), list[str]()
+    for file in files:
+        try:
+            tables.append((str(file), _table(file)))
+        except DataError as error:
+            unreadable.append(str(error))
+    if unreadable:
+        raise DataError(*unreadable)
+    reader = _Reader(find)
+    for name, table in tables:
+        reader.read(name, table)
+    if reader.problems:
+        raise SettingsError(reader.problems)
+    return reader.found
+
+
+def _table(file: str | PathLike[str]) -> dict[str, Any]:
+    try:
+        return tomllib.loads(read_regular(file, MOST_BYTES).decode())
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {reason(error)}; give a TOML file that describes a sweep") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} is no text in UTF-8 (at byte {error.start}); give a TOML file") from error
+    except RecursionError as error:
+        raise DataError(f"{file} is no TOML of a sweep: it is nested too deeply") from error
+    except ValueError as error:
+        raise DataError(f"{file} is no TOML: {error}; mend it") from error
+
+
+class _Reader:
+    """Collects the cells and all that is wrong with them."""
+
+    def __init__(self, find: Find) -> None:
+        self.find = find
+        self.found: list[Cell] = []
+        self.problems: list[str] = []
+        self.names: dict[str, str] = {}  # as a file system that knows no capitals sees them → where they stand
+
+    def read(self, file: str, table: dict[str, Any]) -> None:
+        """Adds the cells of one file."""
+        self._check_keys(file, table, OF_FILE)
+        cells = table.get("cell", [])
+        if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
+            self.problems.append(f"{file}: cell is no list of tables; begin each cell with [[cell]]")
+            return
+        if not cells:
+            self.problems.append(f"{file}: there is no cell; begin one with [[cell]], its name and its recipe")
+        options = self._options(file, table)
+        for number, cell in enumerate(cells, start=1):
+            self._read_cell(file, number, {"seeds": table.get("seeds")} | cell, options)
+
+    def _read_cell(self, file: str, number: int, cell: dict[str, Any], shared: dict[str, Any]) -> None:
+        name = cell.get("name")
+        where = f"{file}, cell {name!r}" if isinstance(name, str) else f"{file}, cell {number}"
+        before = len(self.problems)
+        self._check_keys(where, cell, OF_CELL)
+        self._check_name(where, name)
+        seeds = self._seeds(where, cell["seeds"])
+        recipe = self._recipe(where, cell.get("recipe"), shared | self._options(where, cell))
+        if len(self.problems) == before:
+            assert recipe is not None
+            self.found.append(Cell(str(name), recipe, seeds))
+
+    def _check_keys(self, where: str, table: dict[str, Any], known: Sequence[str]) -> None:
+        for key in table:
+            if key not in known:
+                self.problems.append(f"{where}: there is no {key!r} here; {nearest(key, known)}it may have {', '.join(known)}")
+
+    def _check_name(self, where: str, name: Any) -> None:
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name.lower() in RESULTS:
+            given = "has no name" if name is None else f"is called {name!r}"
+            self.problems.append(
+                f"{where} {given}; give a name that can be a folder: letters, digits and _ . + = -, no dot or dash first"
+            )
+            return
+        if name.lower() in self.names:
+            self.problems.append(f"{where}: {self.names[name.lower()]} has that name already; give each cell its own")
+        self.names.setdefault(name.lower(), where)
+
+    def _seeds(self, where: str, seeds: Any) -> tuple[int, ...]:
+        allowed = f"give a list of different whole numbers from 0 to {LARGEST_SEED}, such as seeds = [0, 1, 2]"
+        if seeds is None:
+            self.problems.append(f"{where}: there are no seeds, neither here nor for the whole file; {allowed}")
+        elif not isinstance(seeds, list) or not seeds or not all(_is_seed(seed) for seed in seeds):
+            self.problems.append(f"{where}: seeds is {seeds}; {allowed}")
+        elif len(set(seeds)) < len(seeds):
+            self.problems.append(f"{where}: seeds is {seeds}, with one twice; {allowed}")
+        else:
+            return tuple(seeds)
+        return ()
+
+    def _options(self, where: str, table: dict[str, Any]) -> dict[str, Any]:
+        options = table.get("options", {})
+        if not isinstance(options, dict):
+            self.problems.append(f"{where}: options is {options!r}; give a table of options of the recipe, such as epochs = 5")
+            return {}
+        misplaced = [name for name in ("seed", "seeds") if name in options]
+        for name in misplaced:
+            self.problems.append(f"{where}: {name} stands among the options; give seeds = [0, 1, 2] above them instead")
+        return {name: value for name, value in options.items() if name not in misplaced}
+
+    def _recipe(self, where: str, name: Any, options: dict[str, Any]) -> Recipe | None:
+        if not isinstance(name, str):
+            given = "there is no recipe" if name is None else f"recipe is {name!r}"
+            self.problems.append(f'{where}: {given}; name one, such as recipe = "digits/pola-vit-tiny"')
+            return None
+        try:
+            recipe = self.find(name)
+            return with_values(recipe, _with_none(recipe, options))
+        except SettingsError as error:
+            self.problems += [f"{where}: {problem}" for problem in error.problems]
+            return None
+
+
+def _is_seed(seed: Any) -> bool:
+    return isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed <= LARGEST_SEED
+
+
+def _with_none(recipe: Recipe, options: dict[str, Any]) -> dict[str, Any]:
+    """The options with None for the text "None", where an option may be None."""
+    hints = get_type_hints(type(recipe))
+    return {
+        name: None if value == "None" and name in hints and kind_of(hints[name])[1] else value
+        for name, value in options.items()
+    }

@@ -1,0 +1,120 @@
+"""The results of a sweep: mean, spread and number of seeds of every cell, as tables, JSON and CSV. Needs no PyTorch."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import mean, stdev
+from typing import Any
+
+from polaformer.tasks.sweep import SweepRun
+from polaformer.tasks.sweep_state import VALIDATION, RunState
+from polaformer.training.words import Metric
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """A cell's row of the table of one split.
+
+    seeds: how many values the row is of; planned: how many there will be; failed: how many runs ended with an error.
+    standard_deviation: of the sample, dividing by n − 1; None for fewer than two values.
+    """
+
+    cell: str
+    recipe: str
+    split: str
+    metric: str
+    unit: str
+    seeds: int
+    planned: int
+    failed: int
+    mean: float | None
+    standard_deviation: float | None
+    best: float | None
+    worst: float | None
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """The cells with one metric, on one split."""
+
+    metric: Metric
+    split: str
+    rows: list[CellResult]
+
+
+@dataclass(frozen=True)
+class SweepResults:
+    """The runs with their states, and why some failed."""
+
+    states: Mapping[SweepRun, RunState]
+    failures: Mapping[SweepRun, str]
+
+    def tables(self) -> list[ResultTable]:
+        """One table per metric and split, in the order of the cells."""
+        metrics = dict.fromkeys(run.recipe.words.metric for run in self.states)
+        return [self._table(metric, split) for metric in metrics for split in self._splits(metric)]
+
+    def _splits(self, metric: Metric) -> list[str]:
+        found = [split for run, state in self.states.items() if run.recipe.words.metric == metric for split in state.splits]
+        return list(dict.fromkeys(found)) or [VALIDATION]
+
+    def _table(self, metric: Metric, split: str) -> ResultTable:
+        cells: dict[str, list[SweepRun]] = {}
+        for run in self.states:
+            if run.recipe.words.metric == metric:
+                cells.setdefault(run.cell, []).append(run)
+        return ResultTable(metric, split, [self._row(runs, metric, split) for runs in cells.values()])
+
+    def _row(self, runs: Sequence[SweepRun], metric: Metric, split: str) -> CellResult:
+        records = [self.states[run].splits.get(split, {}) for run in runs]
+        # The journal has null for what is not finite.
+        values = [float(record[metric.name]) for record in records if record.get(metric.name) is not None]
+        best, worst = (max, min) if metric.higher_is_better else (min, max)
+        return CellResult(
+            cell=runs[0].cell,
+            recipe=runs[0].recipe.name,
+            split=split,
+            metric=metric.name,
+            unit=metric.unit,
+            seeds=len(values),
+            planned=len(runs),
+            failed=sum(run in self.failures for run in runs),
+            mean=mean(values) if values else None,
+            standard_deviation=stdev(values) if len(values) > 1 else None,
+            best=best(values, default=None),
+            worst=worst(values, default=None),
+        )
+
+    def record(self) -> dict[str, Any]:
+        """For JSON: every run, and every row of every table."""
+        return {
+            "runs": [self._run_record(run, state) for run, state in self.states.items()],
+            "cells": [asdict(row) for table in self.tables() for row in table.rows],
+        }
+
+    def _run_record(self, run: SweepRun, state: RunState) -> dict[str, Any]:
+        failed = self.failures.get(run)
+        return {
+            "cell": run.cell,
+            "seed": run.seed,
+            "recipe": run.recipe.name,
+            "state": "failed" if failed is not None else state.kind,
+            "reason": failed,
+            "folder": str(run.folder),
+            "log": str(run.log),
+            "step": state.step,
+            "total": state.total,
+            "seconds": state.seconds,
+            "metric": run.recipe.words.metric.name,
+            "result": state.splits.get(VALIDATION),
+            "splits": state.splits,
+        }
+
+    def csv(self) -> str:
+        """The rows of all tables, one below the other."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(CellResult.__dataclass_fields__), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(asdict(row) for table in self.tables() for row in table.rows)
+        return text.getvalue()
