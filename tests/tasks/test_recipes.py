@@ -98,6 +98,7 @@ def test_expected_results_are_those_that_the_paper_prints() -> None:
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=list(RECIPES))
 def test_every_recipe_makes_sense_and_says_where_it_comes_from(recipe: ClassificationRecipe) -> None:
     given = replace(recipe, checkpoint="weights.safetensors") if recipe.needs_checkpoint else recipe
+    given = replace(given, data="photos") if recipe.needs_data else given
     assert given.problems() == []
     assert recipe.paper
     assert recipe.expected
@@ -170,9 +171,9 @@ def test_attention_options_reach_the_model_as_values() -> None:
 
 def test_a_recipe_survives_json() -> None:
     for recipe in RECIPES.values():
-        given = replace(recipe, checkpoint="weights.safetensors", attention_options=("gate=None", "eps=0"))
+        given = replace(recipe, data="photos", checkpoint="weights.safetensors", attention_options=("gate=None", "eps=0"))
         bare = ClassificationRecipe(
-            **{name: getattr(given, name) for name in ("name", "paper", "expected", "needs_checkpoint")}
+            **{name: getattr(given, name) for name in ("name", "paper", "expected", "needs_data", "needs_checkpoint")}
         )
         assert with_values(bare, json.loads(json.dumps(as_values(given)))) == given
 

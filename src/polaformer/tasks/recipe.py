@@ -25,6 +25,7 @@ class Recipe(Settings):
     name: Suppress[str] = field(default="", metadata=NO_OPTION)
     paper: Suppress[str] = field(default="", metadata=NO_OPTION)
     expected: Suppress[str] = field(default="", metadata=NO_OPTION)
+    needs_data: Suppress[bool] = field(default=False, metadata=NO_OPTION)
     needs_checkpoint: Suppress[bool] = field(default=False, metadata=NO_OPTION)
 
     data: str | None = None
@@ -40,8 +41,12 @@ class Recipe(Settings):
 
     def problems(self) -> list[str]:
         """Everything that makes no sense, a line each."""
-        missing = "fine-tuning starts from weights; give their file with --checkpoint"
-        return super().problems() + [missing] * (self.needs_checkpoint and self.checkpoint is None)
+        found = super().problems()
+        if self.needs_data and self.data is None:
+            found.append(f"{self.name} trains on your own {self.words.noun}; give them with --data")
+        if self.needs_checkpoint and self.checkpoint is None:
+            found.append("fine-tuning starts from weights; give their file with --checkpoint")
+        return found
 
     def before_training(self) -> list[str]:
         """What to tell the user before anything is loaded; raises MissingExtraError where a package is missing."""
