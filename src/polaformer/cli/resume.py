@@ -14,6 +14,7 @@ from polaformer.errors import DataError
 from polaformer.extras import require
 from polaformer.tasks.recipe import as_values
 from polaformer.tasks.registry import DEFAULT, find_task
+from polaformer.tasks.stored import recipe_of
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,9 @@ class Resume:
         """Resumes the run that the first word names; which options there are depends on its task."""
         program = "polaformer resume RUN"
         if wants_help(words):
-            return print_help(program, cls.__doc__ or "", cls(), find_task(DEFAULT).resumption())
+            is_run = not words[0].startswith("-") and os.path.lexists(words[0])
+            task = find_task(recipe_of(Path(words[0]))[1].task if is_run else DEFAULT)
+            return print_help(program, cls.__doc__ or "", cls(), task.resumption())
         if not words or words[0].startswith("-"):
             raise UsageError("no run given; name its folder first, as in: polaformer resume runs/digits/pola-vit-tiny/…")
         folder = Path(words[0])
@@ -47,8 +50,6 @@ class Resume:
             raise DataError(f"there is no {folder}; give the folder of a run, which `polaformer train` named")
         require("train", "accelerate", "tensorboard", "matplotlib")
         load("polaformer.tasks.running")
-        from polaformer.tasks.stored import recipe_of
-
         recipe = recipe_of(folder)[1]
         command, options = parse(words[1:], cls(), find_task(recipe.task).resumption(), program=program)
         changes = {name: value for name, value in as_values(options).items() if value is not None}
@@ -57,7 +58,6 @@ class Resume:
     def _resume(self, folder: Path, changes: dict[str, Any]) -> int:
         from polaformer.cli.run_report import report
         from polaformer.tasks.running import resume
-        from polaformer.tasks.stored import recipe_of
 
         recipe = recipe_of(folder)[1]
         with TrainingView(recipe.name, recipe) as view:

@@ -36,7 +36,10 @@ class Predictor(Protocol):
         ...
 
     def evaluation(self, options: Any, recipe: Any) -> Evaluation:
-        """The evaluation that options of `eval` ask for; recipe: that of the run the weights come from, if there is one."""
+        """The evaluation that options of `eval` ask for.
+
+        recipe: that of the run which the weights come from, where `--data` is not given; None where it is.
+        """
         ...
 
     def answer(self, inputs: Sequence[str], options: Any, advance: Advance) -> Answers:

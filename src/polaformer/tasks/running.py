@@ -17,7 +17,7 @@ from polaformer.tasks.stored import recipe_of
 from polaformer.training import checkpoint, divergence
 from polaformer.training.divergence import Replay
 from polaformer.training.engine import Engine
-from polaformer.training.loop import Training, Watch
+from polaformer.training.loop import RESERVED, Training, Watch
 from polaformer.training.optim import check_settings, check_trainable
 from polaformer.training.processes import start
 from polaformer.training.run import CONFIG, Run
@@ -98,7 +98,22 @@ def prepared(recipe: Recipe) -> tuple[TaskJob, Accelerator]:
         lambda: job.check_processes(accelerator.num_processes),
     ]
     raise_all(Timeline(recipe, job.steps_per_epoch).problems(), checks)
+    _check_contract(job)
     return job, accelerator
+
+
+def _check_contract(job: TaskJob) -> None:
+    """Raises TypeError where a task would fail, or be taken for another, only after hours."""
+    recipe, record = job.recipe, job.objective.new_counts().record()
+    missing = {"samples", recipe.words.metric.name} - record.keys()
+    if missing or RESERVED & record.keys():
+        raise TypeError(
+            f"the counts of task {recipe.task!r} have the record {sorted(record)}; it needs {recipe.words.metric.name!r} and "
+            f"'samples', and none of {', '.join(sorted(RESERVED))}"
+        )
+    named = job.metadata().get("task")
+    if named != recipe.task:
+        raise TypeError(f"the job of task {recipe.task!r} says in its metadata that the task is {named!r}")
 
 
 def _finish(training: Training, job: TaskJob) -> Finished:

@@ -9,7 +9,7 @@ from polaformer.data.batch import Batch
 
 
 class Counts(Protocol):
-    """What an evaluation counts."""
+    """What an evaluation counts. Processes exchange their counts, so the class stands in a module, and holds no GPU's tensors."""
 
     bad: list[str]  # a line for every sample that could not be used
 
@@ -23,7 +23,10 @@ class Counts(Protocol):
         ...
 
     def record(self) -> dict[str, Any]:
-        """Numbers for journals and tables, by name; with "samples", how many were counted."""
+        """Numbers for journals and tables, by name: "samples", how many were counted, the task's metric, and others.
+
+        Works where nothing was counted yet. The journal has names of its own (`polaformer.training.loop.RESERVED`).
+        """
         ...
 
     def summary(self) -> dict[str, str]:
@@ -35,7 +38,7 @@ class Objective(Protocol):
     """What is learnt."""
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """The mean loss of a batch."""
+        """The mean loss of a batch, whose floating-point tensors have the dtype of the weights; called under autocast."""
         ...
 
     def new_counts(self) -> Counts:

@@ -27,6 +27,15 @@ from polaformer.training.timeline import Timeline
 from polaformer.training.words import Words
 
 Watch = Callable[[str, dict[str, Any]], None]
+RESERVED = {
+    "kind",
+    "step",
+    "epoch",
+    "wall",
+    "unreadable",
+    "split",
+    "best_step",
+}  # what the journal says besides a task's record
 
 
 class Training:

@@ -1,6 +1,7 @@
 """What a training will need, estimated without running it."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +21,8 @@ class Estimate(NamedTuple):
         return self.weights + self.activations
 
 
-def estimate(model: nn.Module, images: tuple[int, int, int, int], settings: Settings) -> Estimate:
-    """For batches of images (B, C, H, W) that one process works on; the model is on the meta device, and nothing is computed.
+def estimate(model: nn.Module, forward: Callable[[nn.Module], Any], settings: Settings) -> Estimate:
+    """For a forward pass of what one process works on at once; the model is on the meta device, and nothing is computed.
 
     Weights, gradients and two averages of Adam, and one more for EMA; tensors that autograd keeps, each counted once, half as
     large in half precision. Buffers that live only for a moment come on top.
@@ -29,16 +30,16 @@ def estimate(model: nn.Module, images: tuple[int, int, int, int], settings: Sett
     weights = sum(parameter.numel() for parameter in model.parameters())
     bytes_each = 8 if settings.precision == "fp64" else 4
     copies = 4 + (settings.ema_decay is not None)
-    kept = _kept_for_backward(model, torch.empty(images, device="meta"))
+    kept = _kept_for_backward(model, forward)
     halved = settings.precision in ("bf16", "fp16")
     return Estimate(weights * bytes_each * copies, kept // 2 if halved else kept * (bytes_each // 4))
 
 
-def _kept_for_backward(model: nn.Module, images: Tensor) -> int:
+def _kept_for_backward(model: nn.Module, forward: Callable[[nn.Module], Any]) -> int:
     """Bytes of the tensors that autograd keeps in a forward pass, in float32, without the weights."""
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     seen: dict[int, int] = {}
-    alive: list[Tensor] = []  # as long as they live, no other tensor has their number
+    alive: list[Any] = []  # as long as they live, no other tensor has their number
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -48,6 +49,6 @@ def _kept_for_backward(model: nn.Module, images: Tensor) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = model.train()(images)
+        output = forward(model.train())
     alive.append(output)
     return sum(seen.values())

@@ -47,8 +47,11 @@ def parameter_groups(model: nn.Module, settings: Settings) -> list[dict[str, Any
 
 
 def check_trainable(model: nn.Module, settings: Settings) -> None:
-    """Raises SettingsError unless the model has the layers, stages and parameters that the settings name; it is not changed."""
-    raise_all([], [lambda: frozen_names(model, settings.frozen_stages), lambda: parameter_groups(model, settings)])
+    """Raises SettingsError unless the model can do what the settings ask for: frozen stages, layers, gradient checkpointing."""
+    problems = []
+    if settings.grad_checkpointing and not hasattr(model, "set_grad_checkpointing"):
+        problems.append(f"grad_checkpointing is true, but {type(model).__name__} has none; pass --grad-checkpointing false")
+    raise_all(problems, [lambda: frozen_names(model, settings.frozen_stages), lambda: parameter_groups(model, settings)])
 
 
 def _unmatched(model: nn.Module, patterns: tuple[str, ...]) -> list[str]:

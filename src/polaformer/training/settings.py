@@ -28,7 +28,7 @@ def workers_for_cores(most: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Numbers of a training. The rates are for `lr_images` images an update, and scaled in proportion to `batch_size`."""
+    """Numbers of a training. The rates are for `lr_images` samples per update, and scaled in proportion to `batch_size`."""
 
     epochs: int = 300
     """Epochs of the schedule."""
@@ -41,7 +41,7 @@ class Settings:
     warmup_steps: int | None = None
     """Updates in which the rate rises, instead of warmup_epochs."""
     batch_size: int = 1024
-    """Images an update, over all processes."""
+    """Samples per update, over all processes."""
     accumulation: int = 1
     """Parts in which each process works through its share of an update, one after the other."""
     optimizer: str = "adamw"
@@ -49,13 +49,13 @@ class Settings:
     schedule: str = "cosine"
     """Shape of the learning rate: cosine, one-cycle, polynomial, multi-step or constant."""
     lr: float = 5e-4
-    """Largest learning rate, for lr_images images an update."""
+    """Largest learning rate, for lr_images samples per update."""
     warmup_lr: float = 5e-7
     """Learning rate of the first update, likewise."""
     min_lr: float = 5e-6
     """Learning rate at the end, likewise; multi-step and constant have none."""
     lr_images: int = 512
-    """Images an update that the rates are for; 0: they are for the batch size as it is."""
+    """Samples per update that the rates are for, which follow batch_size; 0: they are for any batch size."""
     anneal: str = "cosine"
     """How a one-cycle schedule rises and falls: cosine or linear."""
     momentum_cycle: tuple[float, float] | None = None

@@ -108,7 +108,8 @@ class ClassificationJob:
     def needs(self, part: int) -> dict[str, Any]:
         """What a training would need."""
         recipe = self.recipe
-        memory = estimate(self.on_meta(), (part, len(recipe.mean), recipe.img_size, recipe.img_size), recipe)
+        images = torch.empty(part, len(recipe.mean), recipe.img_size, recipe.img_size, device="meta")
+        memory = estimate(self.on_meta(), lambda model: model(images), recipe)
         return {
             "training_images": len(self.data.train),
             "validation_images": len(self.data.val),
