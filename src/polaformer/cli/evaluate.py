@@ -21,8 +21,8 @@ class Evaluate:
     """Evaluate a model on the validation part of a data set.
 
     With several processes each sample is still counted once. Samples are prepared as the weights file says; the authors' files
-    squeeze an image to a square, --resize shorter cuts it, as is usual. Below are the options for image classification; with
-    --checkpoint PATH --help those of the task of these weights.
+    squeeze an image to a square, --resize shorter cuts it, as is usual. The options below are for image classification; with
+    --checkpoint PATH --help they are those of the task of these weights.
 
     Example: polaformer eval --checkpoint runs/digits/pola-vit-tiny/20261116-120000-0
 

@@ -9,7 +9,7 @@ from polaformer.data.batch import Batch
 
 
 class Counts(Protocol):
-    """What an evaluation counts. Processes exchange their counts, so the class stands in a module, and holds no GPU's tensors."""
+    """What an evaluation counts. Processes exchange their counts: the class stands in a module, and holds no tensors of GPUs."""
 
     bad: list[str]  # a line for every sample that could not be used
 

@@ -35,7 +35,7 @@ RESERVED = {
     "unreadable",
     "split",
     "best_step",
-}  # what the journal says besides a task's record
+}  # names of the journal's own
 
 
 class Training:
