@@ -19,8 +19,8 @@ PROGRAM = "polaformer predict"
 class Predict:
     """Say what a trained model sees in its inputs: of images the most probable classes of each.
 
-    An input that cannot be read is named at the end, and makes the exit code 65; the others are predicted all the same. The options
-    below are for image classification; with --checkpoint PATH --help they are those of the task of these weights.
+    An input that cannot be read is named at the end, and makes the exit code 65; the others are predicted all the same. The
+    options below are for image classification; with --checkpoint PATH --help they are those of the task of these weights.
 
     Example: polaformer predict cat.jpg dog.png --checkpoint runs/digits/pola-vit-tiny/20261116-120000-0 --top 3
     """

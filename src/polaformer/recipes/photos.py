@@ -56,6 +56,7 @@ def _scratch(model: str, size: str) -> ClassificationRecipe:
         paper="none; for people's own photos",
         expected=f"depends on the photos; trains {size} parameters from scratch, so thousands of images help",
         model=model,
+        drop_path_rate=0.1 if "swin" in model else 0.0,  # of twice the parameters
     )
 
 

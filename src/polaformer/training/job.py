@@ -9,7 +9,7 @@ from polaformer.data.batch import Batch
 
 
 class Counts(Protocol):
-    """What an evaluation counts. Processes exchange their counts: the class stands in a module, and holds no tensors of GPUs."""
+    """What an evaluation counts. Processes send it to each other, so its class stands in a module; it holds no GPU tensors."""
 
     bad: list[str]  # a line for every sample that could not be used
 
