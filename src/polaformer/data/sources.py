@@ -137,12 +137,12 @@ def _kind(path: Path) -> tuple[bool, bool]:
 
 
 def absolute(spec: str) -> str:
-    """The same data, named so that it holds from any folder."""
+    """The same data, named so that it holds from any folder: a path that exists is made absolute, other names are kept."""
     if spec == DIGITS:
         return spec
     if spec.startswith(HUGGING_FACE):
         return HUGGING_FACE + os.path.abspath(spec.removeprefix(HUGGING_FACE))
-    return os.path.abspath(spec)
+    return os.path.abspath(spec) if os.path.lexists(spec) else spec
 
 
 def digest_of_names(source: Source) -> str:

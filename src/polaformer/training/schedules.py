@@ -41,8 +41,10 @@ def values_at(step: int, settings: Settings, timeline: Timeline) -> Values:
         rate = polynomial(step, curve, settings.poly_power)
     elif settings.schedule == "multi-step":
         rate = multi_step(step, curve, timeline.milestones, settings.lr_decay)
-    else:
+    elif settings.schedule == "constant":
         rate = curve.peak
+    else:
+        raise ValueError(f"there is no schedule {settings.schedule!r}")
     return Values(rate * warmup_factor(step, curve), None)
 
 
