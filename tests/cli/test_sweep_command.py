@@ -100,17 +100,13 @@ def wait_until(condition: Callable[[], Any], seconds: float) -> None:
     assert condition()
 
 
-def test_after_a_kill_no_process_is_left_and_the_same_command_goes_on_bit_for_bit(swept: Path, tmp_path: Path) -> None:
+def test_after_a_kill_the_same_command_goes_on_bit_for_bit(swept: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = [swept / "sweep.toml", "--out", out, "--jobs", "2"]
     process = sweeps.start(words, tmp_path)
     wait_until(lambda: list(out.glob("*/*/checkpoints/step-*")), 60)
-    assert process.pid is not None
-    trainings = psutil.Process(process.pid).children(recursive=True)
-    assert len(trainings) == 2
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()
     process.join(10)
-    wait_until(lambda: not any(one.is_running() for one in trainings), 20)
     assert not all((out / name / "model.safetensors").exists() for name in RUNS)
     code, _, err = sweeps.run(words, tmp_path)
     assert code == 0, err
@@ -119,6 +115,21 @@ def test_after_a_kill_no_process_is_left_and_the_same_command_goes_on_bit_for_bi
         assert faults.outcome(out / name) == faults.outcome(swept / "out" / name)
     wanted = json.loads((swept / "out" / "results.json").read_text())["cells"]
     assert json.loads((out / "results.json").read_text())["cells"] == wanted
+
+
+def test_after_a_kill_no_process_is_left_and_what_was_begun_is_saved(tmp_path: Path) -> None:
+    file = sweeps.write(tmp_path / "sweep.toml", sweeps.ONE_CELL.replace("epochs = 1", "epochs = 500"))
+    process = sweeps.start([file, "--out", tmp_path / "out"], tmp_path)
+    wait_until(lambda: list(tmp_path.glob("out/*/*/checkpoints/step-*")), 60)
+    [training] = psutil.Process(process.pid).children()
+    process.kill()
+    process.join(10)
+    try:
+        wait_until(lambda: not training.is_running(), 20)
+    finally:
+        if training.is_running():
+            training.kill()
+    assert "SIGTERM: saved at step" in (tmp_path / "out" / "pola" / "0.log").read_text()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
