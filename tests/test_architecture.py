@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import polaformer
+from polaformer.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "polaformer"
@@ -72,6 +73,15 @@ def test_recipes_tasks_and_settings_load_without_pytorch():
     code = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_help_loads_no_command():
+    code = "import sys; from polaformer.cli.main import main; main(['--help']); print([m for m in sys.modules if 'cli.' in m])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.splitlines()[-1].split("'")) & {
+        f"polaformer.cli.{entry.module}" for entry in main.COMMANDS.values()
+    }
+    assert not loaded
 
 
 def test_no_code_asks_which_task_it_is():

@@ -14,9 +14,9 @@ from models import small
 from polaformer.backbones import save_checkpoint
 from polaformer.cli.errors import BAD_DATA
 from polaformer.cli.main import main
+from polaformer.data.batch import Batch
 from polaformer.data.checking import read_manifest
 from polaformer.data.images import read_image
-from polaformer.data.samples import Batch
 from polaformer.data.sources import open_data
 from polaformer.errors import CannotWriteError, DataError
 from polaformer.regular_files import write_whole
@@ -38,7 +38,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "a configuration": ("config.json", lambda path: Run.open(path.parent)),
     "a journal": ("journal.jsonl", lambda path: journal.read(path.parent)),
     "a journal to go on with": ("journal.jsonl", lambda path: journal.Journal(path.parent)),
-    "a batch left behind": ("step.safetensors", divergence.read),
+    "a batch left behind": ("step.safetensors", lambda path: divergence.read(path, Batch)),
 }
 
 WEIGHTS = "model.safetensors"
@@ -47,7 +47,7 @@ DIVERGED = "diverged/step-000000001-rank-0.safetensors"
 
 def _leave_behind(folder: Path) -> Path:
     error = NonFiniteError(1.0, 1.0, 1.0, True)
-    batch = Batch(torch.ones(1), torch.ones(1), torch.ones(1), [])
+    batch = Batch(indices=torch.ones(1), bad=[])
     return divergence.leave_behind(folder, [batch], ["a"], error, {"step": 1, "rank": 0, "seed": 0})
 
 

@@ -234,7 +234,7 @@ TRAIN: dict[str, Case] = {
     ),
     "an unknown option": Case(train(epoch=3), USAGE, ["there is no option --epoch; did you mean '--epochs'?"]),
     "a word alone": Case(["train", "digits/pola-vit-tiny", "fast"], USAGE, ["'fast' stands alone; options are --name VALUE"]),
-    "a word too many": Case(train("fast"), USAGE, ["--out is new fast; give a text"]),
+    "a word too many": Case(train("fast"), USAGE, ["--out is new fast; give a string"]),
     "an option twice": Case(train("--epochs", "2"), USAGE, ["--epochs is given twice"]),
     "an option without a value": Case(train("--seed"), USAGE, ["--seed is nothing; give a whole number"]),
     "several at once": Case(

@@ -45,9 +45,9 @@ def test_help_loads_no_heavy_library(tmp_path: Path) -> None:
 def test_help_lists_every_command_with_a_line_about_it(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(["--help"], capsys)
     assert code == 0
-    for name, command in COMMANDS.items():
+    for name, entry in COMMANDS.items():
         assert name in out
-        assert (command.__doc__ or "").splitlines()[0] in out
+        assert (entry.load().__doc__ or "").splitlines()[0] in out
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -56,8 +56,9 @@ def test_help_of_a_command_describes_every_option_and_gives_an_example(name: str
     assert code == 0
     assert f"Example: polaformer {name} " in out
     described = " ".join(out.replace("│", " ").split())
-    source = Path(sys.modules[COMMANDS[name].__module__].__file__ or "").read_text(encoding="utf-8")
-    for field in fields(COMMANDS[name]):  # type: ignore[arg-type]
+    command = COMMANDS[name].load()
+    source = Path(sys.modules[command.__module__].__file__ or "").read_text(encoding="utf-8")
+    for field in fields(command):  # type: ignore[arg-type]
         is_positional = "Positional" in str(field.type)
         assert is_positional or f"--{field.name.replace('_', '-')}" in described
         text = source.split(f"    {field.name}: ", 1)[1].split('"""')[1]

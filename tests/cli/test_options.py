@@ -1,7 +1,7 @@
 """Options of commands that depend on a recipe or a task: help and parser are made from one declaration."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,14 +10,14 @@ import pytest
 from commands import run
 from polaformer.cli.check import Check
 from polaformer.cli.evaluate import Evaluate
-from polaformer.cli.options import flag, parse, value_of
+from polaformer.cli.options import flag, loose_words, parse, print_help, value_of
 from polaformer.cli.predict import Predict
 from polaformer.cli.resume import Resume
 from polaformer.cli.train import Train
 from polaformer.errors import SettingsError
 from polaformer.recipes.registry import find
 from polaformer.tasks.classification.task import CLASSIFICATION
-from polaformer.tasks.recipe import option_names
+from polaformer.tasks.recipe import POSITIONAL, option_names
 
 COMMANDS: dict[str, tuple[list[str], tuple[Any, ...]]] = {
     "train": (["train", "digits/pola-vit-tiny"], (Train(), find("digits/pola-vit-tiny"))),
@@ -41,13 +41,16 @@ def test_help_lists_the_options_that_the_parser_takes_and_no_others(name: str, c
 class Some:
     """Options of every kind."""
 
-    inputs: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = field(default=(), metadata=POSITIONAL)
     number: int = 1
     share: float | None = None
     kind: Literal["a", "b"] | None = None
     path: Path | None = None
     sizes: tuple[int, ...] = ()
     loud: bool = False
+    shuffle: bool = True
+    level: Literal[1, 2] = 1
+    pair: tuple[int, str] = (0, "")
 
     def problems(self) -> list[str]:
         return ["number is 13; give another"] * (self.number == 13)
@@ -63,6 +66,8 @@ class Some:
         ("--kind b --path some/where", Some(kind="b", path=Path("some/where"))),
         ("--kind None --share None", Some()),
         ("--number -2", Some(number=-2)),
+        ("--no-shuffle x", Some(inputs=("x",), shuffle=False)),
+        ("--shuffle false --level 2 --pair 3 four", Some(shuffle=False, level=2, pair=(3, "four"))),
     ],
 )
 def test_words_become_values(words: str, wanted: Some) -> None:
@@ -104,6 +109,19 @@ def test_what_the_dataclass_finds_wrong_is_told_with_the_rest() -> None:
     with pytest.raises(SettingsError) as caught:
         parse(["--number", "13", "--share", "x"], Some(), program="polaformer some")
     assert caught.value.problems == ["--share is x; give a number or None", "number is 13; give another"]
+
+
+def test_the_help_of_every_kind_of_field_is_what_the_parser_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert print_help("polaformer some", "About it.", Some()) == 0
+    shown = set(re.findall(r"^[^\w-]*(--[a-z][a-z0-9-]*)", capsys.readouterr().out, flags=re.M)) - {"--help", "--inputs"}
+    assert "--no-shuffle" in shown
+    given = {"--number": "2", "--share": "1", "--kind": "a", "--path": "x", "--sizes": "1", "--level": "2", "--pair": "1 b"}
+    for option in shown:
+        parse([option, *given.get(option, "").split()], Some(), program="polaformer some")
+
+
+def test_words_that_belong_to_no_option_are_found_wherever_they_stand() -> None:
+    assert loose_words(["--loud", "x", "--number", "3", "y", "--sizes", "1", "2"], Some()) == ["x", "y"]
 
 
 def test_one_option_can_be_looked_up_before_the_others_are_known() -> None:

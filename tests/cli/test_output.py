@@ -20,6 +20,7 @@ from polaformer.data.checking import FORMAT
 from polaformer.data.transforms import Preprocessing
 from polaformer.errors import DataError, SettingsError
 from polaformer.tasks.classification.predictor import describe
+from polaformer.tasks.classification.recipe import ClassificationRecipe
 
 # Clears the screen, colours (C1), turns the text round, goes back to the start of the line; and rich's markup and smileys.
 HOSTILE = "a\x1b[2Jb\x9b31mc\u202ed\re\x7f[bold]f[/bold]:warning:"
@@ -38,9 +39,9 @@ def test_lines_tables_and_progress_show_what_a_terminal_would_obey(
     table.add_row(HOSTILE)
     print_all(HOSTILE, table)
     print_line(HOSTILE, stderr=True)
-    view = TrainingView(HOSTILE, 1, 1)
+    view = TrainingView(HOSTILE, ClassificationRecipe(batch_size=1, epochs=1))
     view("note", {"text": HOSTILE})
-    view("bad images", {"images": [HOSTILE]})
+    view("bad samples", {"samples": [HOSTILE]})
     captured = capsys.readouterr()
     assert (captured.out.count(SHOWN), captured.err.count(SHOWN)) == (5, 3)
     assert_harmless(captured.out + captured.err)
@@ -157,4 +158,5 @@ def test_the_commands_print_through_one_console_alone() -> None:
         name for name, text in sources.items() if re.search(r"= Console\(|(?<!\.)\bprint\(|[^.]\bTextColumn\(.*{", text)
     ]
     written = {name for name, text in sources.items() if re.search(r"\.write\(|\bConsole\b|\.print\(", text)}
-    assert written == {"output.py", "training_view.py"}
+    # Sweeps write to their processes and logs; what the views show is escaped.
+    assert written == {"output.py", "training_view.py", "sweep_view.py", "sweep_run.py", "sweep_training.py"}

@@ -12,6 +12,7 @@ import torch
 
 from commands import run
 from pictures import COUNTS, below, content, contents, files_of, listing, names, refused, shuffled, write_folder, write_tar
+from polaformer.data.labelled_images import ImageReader
 from polaformer.data.order import Order
 from polaformer.data.samples import Samples, batches
 from polaformer.data.sources import Data, open_data
@@ -32,7 +33,7 @@ def first_batches(data: Data) -> list[tuple[torch.Tensor, torch.Tensor]]:
         erase_prob=0.5,
         interpolation="random",
     )
-    samples = Samples(data.train, transform, channels=3, seed=3)
+    samples = Samples(ImageReader(data.train, transform, channels=3), seed=3)
     order = Order(len(data.train), 4, seed=3)
     steps = range(2 * order.steps_per_epoch)
     return [(batch.images, batch.labels) for batch in batches(samples, (order.batch(step) for step in steps))]

@@ -64,6 +64,11 @@ def test_fine_tuning_takes_weights_for_other_classes_and_decays_the_rate_by_laye
     assert all(torch.equal(before[name], now[name]) for name in before if not name.startswith("head."))
     finished = train(recipe, tmp_path / "tuned", lambda event, record: None)
     assert finished.counts["val"].num_classes == 2
+    same = prepared(replace(recipe, checkpoint=str(tmp_path / "tuned")))[0].model.state_dict()
+    assert torch.equal(same["head.weight"], load_file(tmp_path / "tuned" / "model.safetensors")["head.weight"])
+    as_many = write_photos(tmp_path / "as-many", ("wasp", "yak"))
+    other = prepared(replace(recipe, data=str(as_many), checkpoint=str(tmp_path / "tuned")))[0].model.state_dict()
+    assert not torch.equal(other["head.weight"], same["head.weight"])
 
 
 def test_what_is_missing_is_told_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,10 +88,18 @@ def test_a_test_part_of_other_classes_is_refused(tmp_path: Path) -> None:
         open_data(str(data))
 
 
+def test_a_test_part_without_class_folders_has_no_labels_and_is_left_alone(tmp_path: Path) -> None:
+    """As ImageNet's."""
+    data = write_images(tmp_path / "images", train=4, val=2)
+    (data / "test").mkdir()
+    Image.new("L", (8, 8)).save(data / "test" / "0.png")
+    assert open_data(str(data)).test is None
+
+
 def test_check_reads_the_test_part_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write_images(tmp_path / "images", train=4, val=2, test=2)
     (data / "test" / "dark" / "0.png").write_bytes(b"broken")
-    code, out, _ = run(["check", data, "--json"], capsys)
+    code, out, _ = run(["check", "--json", data], capsys)
     assert code == 65
     [problem] = json.loads(out)["problems"]
     assert (problem["part"], problem["image"]) == ("test", "dark/0.png")

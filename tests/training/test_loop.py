@@ -1,5 +1,6 @@
 """The loop itself: what it does with losses that are not finite, bad images, precisions, averages, full disks."""
 
+import copy
 import errno
 import json
 import os
@@ -19,13 +20,13 @@ from polaformer.data.sources import open_data
 from polaformer.errors import CannotWriteError, DataError, DivergedError, ImageError, SettingsError
 from polaformer.recipes.registry import find
 from polaformer.tasks.classification.job import ClassificationJob
-from polaformer.tasks.classification.objective import Counts
+from polaformer.tasks.classification.objective import Counts, CrossEntropy
 from polaformer.tasks.classification.predictor import load_classifier
 from polaformer.tasks.classification.recipe import ClassificationRecipe
 from polaformer.tasks.running import replay, resume, train
 from polaformer.tasks.stored import recipe_of
 from polaformer.training import checkpoint, divergence, journal
-from polaformer.training.engine import NonFiniteError
+from polaformer.training.engine import Engine, NonFiniteError
 from polaformer.training.loop import Training
 from polaformer.training.processes import start
 from polaformer.training.run import Run
@@ -398,6 +399,24 @@ def test_the_average_of_weights_is_what_is_evaluated_and_shipped(recipe: Classif
     assert shipped == faults.tensor_bytes(found.files["ema.safetensors"])
     assert shipped != faults.tensor_bytes(found.files["model.safetensors"])
     assert finished.counts["val"].samples == 23
+
+
+def test_the_throwaway_pass_of_several_processes_leaves_the_statistics_of_batch_norm_alone(
+    recipe: ClassificationRecipe, tmp_path: Path
+) -> None:
+    """It is made at every start, so a resumed run would count one batch more than an uninterrupted one."""
+    batches = recipe.job().training_batches(0, 0, 1)
+    parts = [next(batches) for _ in range(recipe.accumulation)]
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 10))
+    found = []
+    for is_warm in (True, False):
+        settings = replace(recipe, ema_decay=None)
+        engine = Engine(copy.deepcopy(model), CrossEntropy(10), settings, 10, start())
+        engine._is_warm = is_warm
+        engine.update(parts, 0)
+        found.append(engine.inner.state_dict())
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    assert int(found[0]["1.num_batches_tracked"]) == recipe.accumulation
 
 
 @pytest.mark.parametrize("ema_decay", [None, 0.9])

@@ -13,7 +13,7 @@ from polaformer.backbones import create_model
 from polaformer.errors import SettingsError
 from polaformer.tasks.classification.recipe import ClassificationRecipe
 from polaformer.training.engine import Engine, taken
-from polaformer.training.optim import Schedule, create_optimizer, parameter_groups, restore_state, state_of
+from polaformer.training.optim import Schedule, check_trainable, create_optimizer, parameter_groups, restore_state, state_of
 from polaformer.training.processes import start
 from polaformer.training.settings import Settings
 
@@ -124,7 +124,7 @@ def test_layer_decay_of_a_model_that_does_not_name_its_layers_is_refused() -> No
 
 def test_nothing_to_train_is_refused() -> None:
     with pytest.raises(SettingsError, match="leaves nothing to train"):
-        create_optimizer(nn.Linear(2, 2).requires_grad_(False), Settings())
+        check_trainable(nn.Linear(2, 2).requires_grad_(False), Settings())
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])

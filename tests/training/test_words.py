@@ -32,3 +32,4 @@ def test_a_value_is_printed_with_its_unit() -> None:
     assert Metric("top5_accuracy", "%").text(98.6123) == "98.61 %"
     assert Metric("error", digits=4).text(0.12345) == "0.1235"
     assert Metric("top5_accuracy").label == "top5 accuracy"
+    assert Metric("error").text(None) == "–"

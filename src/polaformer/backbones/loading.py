@@ -1,4 +1,4 @@
-"""Checkpoints into models and out of them: all of one or nothing."""
+"""Weights into models and out of them: all of a file or nothing."""
 
 import json
 import re

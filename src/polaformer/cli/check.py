@@ -3,17 +3,18 @@
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from polaformer.cli.errors import BAD_DATA, UsageError
-from polaformer.cli.options import parse, print_help, value_of, wants_help
+from polaformer.cli.options import loose_words, parse, print_help, value_of, wants_help
 from polaformer.cli.output import load, new_table, print_all, print_json, progress_bar
 from polaformer.errors import CannotWriteError, shown
 from polaformer.regular_files import writing
+from polaformer.tasks.recipe import POSITIONAL
 from polaformer.tasks.registry import DEFAULT, find_task, tasks
 from polaformer.tasks.task import Advance, Audit, CheckOptions, Task
 
@@ -34,7 +35,9 @@ class Check:
     Example: polaformer check photos --write-manifest photos.json
     """
 
-    inputs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="DATA")]] = ()
+    inputs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="DATA")]] = field(
+        default=(), metadata=POSITIONAL
+    )
     """The data, as for train: a folder, a .tar, an .npz, hfds:FOLDER, or digits."""
     task: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """The task whose data they are; found out unless given."""
@@ -47,7 +50,8 @@ class Check:
 
     def problems(self) -> list[str]:
         """Everything that makes no sense, a line each."""
-        found = [] if len(self.inputs) == 1 else [f"{len(self.inputs)} data sets given; name one, as in: {PROGRAM} photos"]
+        names = ", ".join(self.inputs)
+        found = [] if len(self.inputs) == 1 else [f"several data sets given ({names}); name one, as in: {PROGRAM} photos"]
         if self.manifest is not None and not os.path.isfile(self.manifest):
             found.append(f"there is no manifest {self.manifest}; write one with --write-manifest {self.manifest}")
         if self.write_manifest is not None and os.path.lexists(self.write_manifest):
@@ -60,9 +64,10 @@ class Check:
         if wants_help(words):
             task = find_task(value_of("task", words) or DEFAULT)
             return print_help(PROGRAM, cls.__doc__ or "", cls(), task.checking())
-        if not words or words[0].startswith("-"):
-            raise UsageError(f"no data given; name them first, as in: {PROGRAM} photos")
-        task = _task_of(words[0], value_of("task", words))
+        data = loose_words(words, cls(), *(task.checking() for task in tasks().found.values()))
+        if not data:
+            raise UsageError(f"no data given; name them, as in: {PROGRAM} photos")
+        task = _task_of(data[0], value_of("task", words))
         command, options = parse(words, cls(), task.checking(), program=PROGRAM)
         return command.run(task, options)
 

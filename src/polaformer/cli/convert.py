@@ -1,4 +1,4 @@
-"""`polaformer convert`: a checkpoint of any readable kind as a file of ours."""
+"""`polaformer convert`: a weights file of any readable kind as one of ours."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -61,10 +61,8 @@ class Demo:
             results = [self._train(name, attention) for name, attention in TWINS.items()]
             machine = fingerprint() | {"used_by_others": share_of_others(before, processor_use())}
         report = self.out / "report.html"
-        with writing(report):
-            write_report(
-                report, "PolaFormer and its softmax twin", results, lead=LEAD, command=f"polaformer demo --seed {self.seed}"
-            )
+        title = "PolaFormer and its softmax twin"
+        write_report(report, title, results, lead=LEAD, command=f"polaformer demo --seed {self.seed}")
         self._report(results, report, machine)
         return 0
 

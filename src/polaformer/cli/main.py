@@ -1,5 +1,6 @@
 """The entry point: finds the command, parses its options, turns every expected failure into one line and an exit code."""
 
+import importlib
 import io
 import os
 import signal
@@ -7,28 +8,11 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from functools import partial
-from typing import Protocol, runtime_checkable
-
-import tyro
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from polaformer import __version__
-from polaformer.cli.bench import BenchOp
-from polaformer.cli.bench_attention import BenchAttention
-from polaformer.cli.bench_memory import BenchMemory
-from polaformer.cli.bench_model import BenchModel
-from polaformer.cli.check import Check
-from polaformer.cli.convert import Convert
-from polaformer.cli.demo import Demo
-from polaformer.cli.demo_operator import DemoOperator
-from polaformer.cli.env import Env
 from polaformer.cli.errors import EXPECTED, INTERRUPTED, CommandError, UsageError, exit_code
-from polaformer.cli.evaluate import Evaluate
-from polaformer.cli.models import Models
 from polaformer.cli.output import print_all, print_line
-from polaformer.cli.predict import Predict
-from polaformer.cli.resume import Resume
-from polaformer.cli.sweep import Sweep
-from polaformer.cli.train import Train
 from polaformer.errors import CannotWriteError, DataError, SettingsError, nearest, shown
 from polaformer.training.slurm import slurm_variables
 
@@ -51,22 +35,52 @@ class WordsCommand(Protocol):
         ...
 
 
-COMMANDS: dict[str, type[Command] | type[WordsCommand]] = {
-    "demo": Demo,
-    "demo operator": DemoOperator,
-    "train": Train,
-    "resume": Resume,
-    "eval": Evaluate,
-    "predict": Predict,
-    "sweep": Sweep,
-    "check": Check,
-    "models": Models,
-    "convert": Convert,
-    "bench op": BenchOp,
-    "bench model": BenchModel,
-    "bench memory": BenchMemory,
-    "bench attention": BenchAttention,
-    "env": Env,
+class Entry(NamedTuple):
+    """Where a command is, and what help says of it: the first line of its docstring. Loaded only when it runs."""
+
+    module: str
+    name: str
+    about: str
+
+    def load(self) -> type[Command] | type[WordsCommand]:
+        """The class of the command."""
+        return getattr(importlib.import_module(f"polaformer.cli.{self.module}"), self.name)
+
+
+COMMANDS: dict[str, Entry] = {
+    "demo": Entry("demo", "Demo", "Train a small PolaFormer and its softmax twin on handwritten digits, and compare them."),
+    "demo operator": Entry(
+        "demo_operator",
+        "DemoOperator",
+        "Show what polarity attention does: exactness, safety, sharpness, and time against length.",
+    ),
+    "train": Entry("train", "Train", "Train a recipe, on your own data if you give some."),
+    "resume": Entry("resume", "Resume", "Resume a run that was stopped or killed, bit-for-bit as if it had not been."),
+    "eval": Entry("evaluate", "Evaluate", "Evaluate a model on the validation part of a data set."),
+    "predict": Entry(
+        "predict", "Predict", "Say what a trained model sees in its inputs: of images the most probable classes of each."
+    ),
+    "sweep": Entry("sweep", "Sweep", "Train every cell of a sweep with every seed, and print mean and spread in one table."),
+    "check": Entry("check", "Check", "Read all of a data set and list what is wrong."),
+    "models": Entry("models", "Models", "List the models: attention of each stage, parameters, MACs, and the paper's numbers."),
+    "convert": Entry(
+        "convert", "Convert", "Turn the authors' .pth, timm's weights or any state dict into a safetensors file of ours."
+    ),
+    "bench op": Entry(
+        "bench", "BenchOp", "Time the operator on each backend against the published form, linear attention and softmax."
+    ),
+    "bench model": Entry(
+        "bench_model", "BenchModel", "Time whole models against the published form of them, their softmax twins and timm's."
+    ),
+    "bench memory": Entry(
+        "bench_memory",
+        "BenchMemory",
+        "Measure the memory of the operator against the published form, linear attention and softmax.",
+    ),
+    "bench attention": Entry(
+        "bench_attention", "BenchAttention", "Compare all attention mechanisms: time and memory against the number of tokens."
+    ),
+    "env": Entry("env", "Env", "Show which backends work here and why others do not, versions, devices and the machine."),
 }
 
 
@@ -92,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(name: str, words: Sequence[str], program: str) -> int:
     if name not in COMMANDS:
         return _without_command(name, words)
-    command, options = COMMANDS[name], words[len(name.split()) :]
+    command, options = COMMANDS[name].load(), words[len(name.split()) :]
     return command.run_words(options) if issubclass(command, WordsCommand) else _parsed(command, program, options).run()
 
 
@@ -101,6 +115,8 @@ def _parsed(command: type[Command], program: str, options: Sequence[str]) -> Com
 
     The parser repeats words as they were given, and these may be names of files that hold escape sequences (`check *`).
     """
+    import tyro  # takes a while to load, and --help does not need it
+
     parse = partial(tyro.cli, command, prog=program, config=(tyro.conf.FlagCreatePairsOff,))
     safe = [shown(word) for word in options]
     if safe == list(options):
@@ -162,7 +178,7 @@ def _print_help(group: str) -> None:
         "Polarity-aware linear attention (PolaFormer, ICLR 2025).\n",
         "usage: polaformer COMMAND [options]\n       polaformer COMMAND --help\n       polaformer --version\n",
         "commands:",
-        *(f"  {name:{width}}  {(COMMANDS[name].__doc__ or '').splitlines()[0]}" for name in names),
+        *(f"  {name:{width}}  {COMMANDS[name].about}" for name in names),
         f"\nExample: polaformer {names[0]}",
     )
 

@@ -7,8 +7,7 @@ at once.
 import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, make_dataclass, replace
-from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -22,12 +21,12 @@ BOOLEANS = ("true", "false")
 def parse(words: Sequence[str], *defaults: Any, program: str) -> tuple[Any, ...]:
     """The dataclasses with the options that the words give; raises SettingsError with everything that is wrong.
 
-    A field called `inputs` takes the words that belong to no option.
+    A field that is marked as POSITIONAL takes the words that belong to no option.
     """
-    hints = {name: hint for one in defaults for name, hint in _hints(one).items()}
-    given, loose, problems = _given(words, hints, program)
-    if "inputs" in hints:
-        given["inputs"] = tuple(loose)
+    declared = _declared(defaults)
+    given, loose, problems = _given(words, declared, program)
+    if declared.positional is not None:
+        given[declared.positional] = tuple(loose)
     else:
         problems += [f"{word!r} stands alone; options are --name VALUE" for word in loose]
     found = []
@@ -38,6 +37,11 @@ def parse(words: Sequence[str], *defaults: Any, program: str) -> tuple[Any, ...]
     if problems:
         raise SettingsError(problems)
     return tuple(found)
+
+
+def loose_words(words: Sequence[str], *defaults: Any) -> list[str]:
+    """The words that belong to no option of the dataclasses."""
+    return _options(words, _declared(defaults), [])[1]
 
 
 def value_of(name: str, words: Sequence[str]) -> str | None:
@@ -76,16 +80,29 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _hints(options: Any) -> dict[str, Any]:
-    hints = get_type_hints(type(options))
-    return {name: hints[name] for name in option_names(options)}
+class _Declared(NamedTuple):
+    """The options of some dataclasses: their types by name, and which one is positional."""
+
+    hints: dict[str, Any]
+    positional: str | None
 
 
-def _given(words: Sequence[str], hints: dict[str, Any], program: str) -> tuple[dict[str, Any], list[str], list[str]]:
+def _declared(defaults: Iterable[Any]) -> _Declared:
+    hints: dict[str, Any] = {}
+    positional = None
+    for one in defaults:
+        types = get_type_hints(type(one))
+        hints |= {name: types[name] for name in option_names(one)}
+        positional = next((field.name for field in fields(one) if field.metadata.get("positional")), positional)
+    return _Declared({name: hint for name, hint in hints.items() if name != positional}, positional)
+
+
+def _given(words: Sequence[str], declared: _Declared, program: str) -> tuple[dict[str, Any], list[str], list[str]]:
     """The values of options, the words that belong to none, and what is wrong."""
     found: dict[str, Any] = {}
     problems: list[str] = []
-    given, loose = _options(words, hints, problems)
+    hints = declared.hints
+    given, loose = _options(words, declared, problems)
     for name, values in given.items():
         if name not in hints:
             near = nearest(flag(name), [flag(one) for one in hints])
@@ -98,7 +115,7 @@ def _given(words: Sequence[str], hints: dict[str, Any], program: str) -> tuple[d
     return found, loose, problems
 
 
-def _options(words: Sequence[str], hints: dict[str, Any], problems: list[str]) -> tuple[dict[str, list[str]], list[str]]:
+def _options(words: Sequence[str], declared: _Declared, problems: list[str]) -> tuple[dict[str, list[str]], list[str]]:
     """The words after each option, as many as it takes, and the others."""
     found: dict[str, list[str]] = {}
     loose: list[str] = []
@@ -107,10 +124,12 @@ def _options(words: Sequence[str], hints: dict[str, Any], problems: list[str]) -
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             current = name.replace("-", "_")
+            is_off = _is_flag(declared, current.removeprefix("no_")) and current not in declared.hints and not equals
+            current = current.removeprefix("no_") if is_off else current
             if current in found:
                 problems.append(f"{flag(current)} is given twice")
-            found[current] = [value] if equals else []
-        elif current is not None and _takes(hints, current, found[current], word):
+            found[current] = [value] if equals else ["false"] * is_off
+        elif current is not None and _takes(declared, current, found[current], word):
             found[current].append(word)
         else:
             loose.append(word)
@@ -118,12 +137,16 @@ def _options(words: Sequence[str], hints: dict[str, Any], problems: list[str]) -
     return found, loose
 
 
-def _takes(hints: dict[str, Any], name: str, taken: list[str], word: str) -> bool:
+def _takes(declared: _Declared, name: str, taken: list[str], word: str) -> bool:
     """Whether an option that has taken some words takes one more; where none can stand alone, it takes all up to the next."""
-    hint = hints.get(name)
-    if "inputs" not in hints or hint is None or get_origin(kind_of(hint)[0]) is tuple:
+    hint = declared.hints.get(name)
+    if declared.positional is None or (hint is not None and get_origin(kind_of(hint)[0]) is tuple):
         return True
-    return not taken and (kind_of(hint)[0] is not bool or word.lower() in BOOLEANS)
+    return not taken and (not _is_flag(declared, name) or word.lower() in BOOLEANS)
+
+
+def _is_flag(declared: _Declared, name: str) -> bool:
+    return name in declared.hints and kind_of(declared.hints[name])[0] is bool
 
 
 def _value(hint: Any, words: list[str]) -> Any:
@@ -131,7 +154,7 @@ def _value(hint: Any, words: list[str]) -> Any:
     if or_none and words == ["None"]:
         return None
     if get_origin(kind) is tuple:
-        return as_tuple(kind, [_from_word(get_args(kind)[0], part) for word in words for part in word.split(",")])
+        return as_tuple(kind, [part for word in words for part in word.split(",")], _from_word)
     if kind is bool and not words:
         return True
     if len(words) != 1:
@@ -145,7 +168,8 @@ def _from_word(kind: Any, word: str) -> Any:
             raise ValueError
         return word.lower() == "true"
     if get_origin(kind) is Literal:
-        if word not in get_args(kind):
+        found = [value for value in get_args(kind) if str(value) == word]
+        if not found:
             raise ValueError
-        return word
-    return Path(word) if kind is Path else kind(word)
+        return found[0]
+    return kind(word)

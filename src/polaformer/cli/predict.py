@@ -1,7 +1,7 @@
 """`polaformer predict`: what a trained model says of inputs, such as images."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +11,7 @@ from polaformer.cli.errors import BAD_DATA, UsageError
 from polaformer.cli.options import parse, print_help, wants_help
 from polaformer.cli.output import new_table, print_all, print_json, print_line, progress_bar
 from polaformer.cli.trained import Trained, named_in, task_for_help
+from polaformer.tasks.recipe import POSITIONAL
 
 PROGRAM = "polaformer predict"
 
@@ -25,7 +26,9 @@ class Predict:
     Example: polaformer predict cat.jpg dog.png --checkpoint runs/digits/pola-vit-tiny/20261116-120000-0 --top 3
     """
 
-    inputs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="INPUT")]] = ()
+    inputs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="INPUT")]] = field(
+        default=(), metadata=POSITIONAL
+    )
     """Files, such as images."""
     checkpoint: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
     """A run, a checkpoint of one, or a weights file; required."""

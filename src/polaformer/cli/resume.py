@@ -19,7 +19,7 @@ from polaformer.tasks.stored import recipe_of
 
 @dataclass(frozen=True)
 class Resume:
-    """Go on with a run that was stopped or killed, to the same last bit as if it had not been.
+    """Resume a run that was stopped or killed, bit-for-bit as if it had not been.
 
     Takes the newest checkpoint that is whole; damaged ones are named and passed over. A finished run is evaluated again.
 

@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from polaformer.cli.output import new_table, print_all, print_json
-from polaformer.regular_files import writing
 from polaformer.tasks.recipe import as_values
 
 if TYPE_CHECKING:
@@ -19,8 +18,7 @@ def report(finished: "Finished", *, command: str, json: bool) -> None:
         return
     name, noun = finished.job.recipe.name, finished.job.recipe.words.noun
     path = finished.run.folder / "report.html"
-    with writing(path):
-        write_report(path, name, [result_of(finished, name)], command=f"polaformer {command} {name}")
+    write_report(path, name, [result_of(finished, name)], command=f"polaformer {command} {name}")
     files = {"run": finished.run.folder, "report": path, "weights": finished.run.model}
     records = {split: counts.record() for split, counts in finished.counts.items()}
     if json:

@@ -66,7 +66,8 @@ def train_runs(runs: Sequence[SweepRun], jobs: int, threads: int, watch: SweepWa
                 for process in [one for one in running if one.has_ended]:
                     running.remove(process)
                     _ended(process, watch, failures, stopped=stop.number > 0)
-                if stop.number and any(process.terminate() for process in running):
+                told = [process.terminate() for process in running if stop.number]
+                if any(told):
                     watch.stopping(len(running))
                 watch.refresh()
     finally:

@@ -13,7 +13,8 @@ from polaformer.cli.output import ProgressText, Terminal, print_line
 from polaformer.cli.training_view import duration
 from polaformer.errors import shown
 from polaformer.tasks.sweep import SweepRun
-from polaformer.tasks.sweep_state import VALIDATION, RunState
+from polaformer.tasks.sweep_state import RunState
+from polaformer.training.words import VALIDATION
 
 
 @dataclass

@@ -13,9 +13,9 @@ _PLAIN = (str, int, float, bool, type(None))
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Some samples. A task adds fields: tensors, numbers, texts and None, and lists, tuples and dicts of them, nested at will.
+    """Some samples. A task adds fields: tensors, numbers, strings, None, and lists, tuples and dicts of them, nested at will.
 
-    Keys of dicts are texts, and named tuples are refused: a batch can be written to a file and come back as it was.
+    Keys of dicts are strings, and named tuples are refused: a batch can be written to a file and come back as it was.
 
     indices: the places of the samples in their source (B,). bad: a line for every sample that could not be used.
     """
@@ -66,8 +66,8 @@ def _mapped(value: Any, change: Callable[[Tensor], Tensor], where: str) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_mapped(one, change, where) for one in value)
     if type(value) not in _PLAIN:
-        what = "dict with keys that are no texts" if type(value) is dict else type(value).__name__
-        raise TypeError(f"{where} holds a {what}; give tensors, numbers, texts, None, and lists, tuples and dicts of them")
+        what = "dict with keys that are not strings" if type(value) is dict else type(value).__name__
+        raise TypeError(f"{where} holds a {what}; give tensors, numbers, strings, None, and lists, tuples and dicts of them")
     return value
 
 

@@ -54,10 +54,13 @@ def open_splits(root: Path) -> tuple[Folder, Folder | None]:
 
 
 def open_test(root: Path) -> Folder | None:
-    """The part to test on: `test` below the root, where `val` or the like is there to validate on; raises DataError."""
+    """The part to test on: `test` below the root, where `val` or the like is there to validate on; raises DataError.
+
+    One without class folders, such as ImageNet's, has no labels and is left alone.
+    """
     val = split_folders(root)[1]
     has_both = val is not None and val.name != TEST and (root / TEST).is_dir()
-    return _open(root / TEST) if has_both else None
+    return _open(root / TEST) if has_both and class_folders(root / TEST) else None
 
 
 def class_folders(root: Path) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Options of dataclasses from JSON or Python values, with everything that is wrong told at once. Needs no PyTorch."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import NoneType, UnionType
@@ -52,17 +52,19 @@ def wanted(hint: Any) -> str:
         return f"one of {', '.join(map(str, get_args(kind)))}"
     if get_origin(kind) is tuple:
         inner = get_args(kind)
-        what = {int: "whole numbers", str: "words", Path: "paths"}.get(inner[0], "numbers")
+        what = {int: "whole numbers", float: "numbers", Path: "paths"}.get(inner[0], "words")
+        what = what if inner[-1] is ... or len(set(inner)) == 1 else "words"
         return f"{what} with spaces between them" if inner[-1] is ... else f"{len(inner)} {what} with a space between them"
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path"}[kind]
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "a string", Path: "a path"}[kind]
 
 
-def as_tuple(kind: Any, values: list[Any]) -> tuple[Any, ...]:
-    """The values for a tuple of that type; raises ValueError where there are too few or too many."""
+def as_tuple(kind: Any, values: Sequence[Any], convert: Callable[[Any, Any], Any]) -> tuple[Any, ...]:
+    """The values, each converted to the type of its place; raises ValueError where there are too few or too many."""
     inner = get_args(kind)
-    if inner[-1] is not ... and len(values) != len(inner):
+    kinds = (inner[0],) * len(values) if inner[-1] is ... else inner
+    if len(values) != len(kinds):
         raise ValueError
-    return tuple(values)
+    return tuple(convert(one, value) for one, value in zip(kinds, values, strict=True))
 
 
 def _from_json(hint: Any, value: Any) -> Any:
@@ -72,7 +74,7 @@ def _from_json(hint: Any, value: Any) -> Any:
     if get_origin(kind) is tuple:
         if not isinstance(value, list | tuple):
             raise ValueError
-        return as_tuple(kind, [_from_json(get_args(kind)[0], one) for one in value])
+        return as_tuple(kind, value, _from_json)
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             raise ValueError

@@ -12,6 +12,8 @@ from polaformer.training.words import Words
 if TYPE_CHECKING:
     from polaformer.tasks.job import TaskJob
 
+POSITIONAL = {"positional": True}  # of a field that takes the words that belong to no option
+COMMAND_OPTIONS = {"out", "dry_run", "json", "help"}  # which `polaformer train` has besides those of a recipe
 NO_OPTION = {"option": False}  # of a field that says something about the recipe, and is no option of a training
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from polaformer.errors import DataError, SettingsError, nearest
 from polaformer.tasks.classification.task import CLASSIFICATION
-from polaformer.tasks.recipe import Recipe
+from polaformer.tasks.recipe import COMMAND_OPTIONS, Recipe, option_names
 from polaformer.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -55,9 +55,12 @@ def _loaded(entry: "EntryPoint") -> Task:
     task = entry.load()
     if not isinstance(task, Task):
         raise TypeError(f"{entry.value} is a {type(task).__name__}, not an instance of polaformer.tasks.task.Task")
-    for recipe in (task.recipe, *map(type, task.recipes)):
-        if not issubclass(recipe, Recipe) or recipe.task != task.name:
-            raise TypeError(f"{recipe.__name__} is no Recipe whose `task` is {task.name!r}")
+    if not issubclass(task.recipe, Recipe) or task.recipe.task != task.name:
+        raise TypeError(f"{task.recipe.__name__} is not a Recipe whose `task` is {task.name!r}")
+    if others := [one.name for one in task.recipes if type(one) is not task.recipe]:
+        raise TypeError(f"{', '.join(others)} cannot be resumed: make them instances of {task.recipe.__name__} itself")
+    if taken := COMMAND_OPTIONS & set(option_names(task.recipe)):
+        raise TypeError(f"{task.recipe.__name__} has the field {min(taken)!r}, an option of `polaformer train`; rename it")
     return task
 
 

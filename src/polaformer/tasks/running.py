@@ -22,6 +22,7 @@ from polaformer.training.optim import check_settings, check_trainable
 from polaformer.training.processes import start
 from polaformer.training.run import CONFIG, Run
 from polaformer.training.timeline import Timeline
+from polaformer.training.words import VALIDATION
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,8 @@ def _check_contract(job: TaskJob) -> None:
             f"the counts of task {recipe.task!r} have the record {sorted(record)}; it needs {recipe.words.metric.name!r} and "
             f"'samples', and none of {', '.join(sorted(RESERVED))}"
         )
+    if job.splits[:1] != (VALIDATION,):
+        raise TypeError(f"the job of task {recipe.task!r} has the splits {job.splits}; the first one must be {VALIDATION!r}")
     named = job.metadata().get("task")
     if named != recipe.task:
         raise TypeError(f"the job of task {recipe.task!r} says in its metadata that the task is {named!r}")

@@ -8,8 +8,8 @@ from statistics import mean, stdev
 from typing import Any
 
 from polaformer.tasks.sweep import SweepRun
-from polaformer.tasks.sweep_state import VALIDATION, RunState
-from polaformer.training.words import Metric
+from polaformer.tasks.sweep_state import RunState
+from polaformer.training.words import VALIDATION, Metric
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from polaformer.errors import DataError, SettingsError
-from polaformer.tasks.recipe import Recipe, as_values, option_names
-from polaformer.tasks.registry import find_task
+from polaformer.tasks.recipe import Recipe, as_values
 from polaformer.tasks.stored import recipe_of
 from polaformer.tasks.sweep import SweepRun
 from polaformer.training import checkpoint, journal
 from polaformer.training.run import CONFIG, Run
 from polaformer.training.timeline import Timeline
+from polaformer.training.words import VALIDATION
 
 HALF_WRITTEN = f".{CONFIG}.tmp"  # what a kill leaves behind while the configuration is written
-VALIDATION = "val"  # what the evaluations of a training are of
+FREE = ("data", "num_workers")  # options that may change between two calls: no result depends on them
 
 
 @dataclass(frozen=True)
@@ -111,18 +111,12 @@ def _names_in(folder: Path) -> list[str]:
 
 def _differences(before: Recipe, now: Recipe, state: RunState) -> dict[str, tuple[Any, Any]]:
     """The options on which results depend and that are not as before."""
-    free = free_options(now)
     old, new = _values(before), _values(now)
-    found = {name: (old[name], new[name]) for name in new if name not in free and old[name] != new[name]}
-    # Data that were moved are looked at when a run goes on; of a finished run, only their name is.
+    found = {name: (old[name], new[name]) for name in new if name not in FREE and old[name] != new[name]}
+    # Data that were moved are compared when a run goes on; of a finished run, only their name is.
     if state.kind == "finished" and _name_of_data(before) != _name_of_data(now):
         found["data"] = before.data, now.data
     return found
-
-
-def free_options(recipe: Recipe) -> list[str]:
-    """The options on which no result depends: what `polaformer resume` takes."""
-    return option_names(find_task(recipe.task).resumption)
 
 
 def _values(recipe: Recipe) -> dict[str, Any]:

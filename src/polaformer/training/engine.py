@@ -137,7 +137,10 @@ class Engine:
         """
         if not self._is_warm:
             self.train_mode()
+            before = [buffer.clone() for buffer in self.inner.buffers()]  # batch norm counts what it sees
             self.accelerator.backward(0.0 * self.objective.loss(self.model, moved(part, self.inner, self.accelerator)))
+            for buffer, value in zip(self.inner.buffers(), before, strict=True):
+                buffer.copy_(value)
             self.optimizer.zero_grad()
             self._is_warm = True
 

@@ -71,7 +71,7 @@ class Job(Protocol):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """What is evaluated on: the first while training; the others once, at the end, with the weights that are shipped."""
+        """What is evaluated on: "val" first, while training; the others once, at the end, with the weights that are shipped."""
         ...
 
     def training_batches(self, first_step: int, rank: int, world: int) -> Generator[Any, None, None]:

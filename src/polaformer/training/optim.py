@@ -17,10 +17,9 @@ from polaformer.training.timeline import Timeline
 def create_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
     """timm's optimiser of that name, for the parameters that require gradients; raises SettingsError."""
     check_settings(settings)
-    groups = parameter_groups(model, settings)
-    if not groups:
-        raise SettingsError(f"frozen_stages is {settings.frozen_stages}, which leaves nothing to train; give fewer")
-    return create_optimizer_v2(groups, opt=settings.optimizer, lr=settings.scaled(settings.lr), weight_decay=0.0)
+    return create_optimizer_v2(
+        parameter_groups(model, settings), opt=settings.optimizer, lr=settings.scaled(settings.lr), weight_decay=0.0
+    )
 
 
 def parameter_groups(model: nn.Module, settings: Settings) -> list[dict[str, Any]]:
@@ -51,7 +50,13 @@ def check_trainable(model: nn.Module, settings: Settings) -> None:
     problems = []
     if settings.grad_checkpointing and not hasattr(model, "set_grad_checkpointing"):
         problems.append(f"grad_checkpointing is true, but {type(model).__name__} has none; pass --grad-checkpointing false")
-    raise_all(problems, [lambda: frozen_names(model, settings.frozen_stages), lambda: parameter_groups(model, settings)])
+    raise_all(problems, [lambda: _check_frozen(model, settings), lambda: parameter_groups(model, settings)])
+
+
+def _check_frozen(model: nn.Module, settings: Settings) -> None:
+    frozen = frozen_names(model, settings.frozen_stages)
+    if all(name in frozen for name, parameter in model.named_parameters() if parameter.requires_grad):
+        raise SettingsError(f"frozen_stages is {settings.frozen_stages}, which leaves nothing to train; give fewer")
 
 
 def _unmatched(model: nn.Module, patterns: tuple[str, ...]) -> list[str]:

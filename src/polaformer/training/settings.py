@@ -97,7 +97,7 @@ class Settings:
     eval_every_steps: int | None = None
     """Updates between evaluations, instead of eval_every."""
     save_every: int | None = None
-    """Updates between checkpoints; None: an epoch's. There is one at the end, and on a signal, in any case."""
+    """Updates between checkpoints; None: one per epoch. There is one at the end, and on a signal, in any case."""
     save_every_epochs: int | None = None
     """Epochs between checkpoints, instead of save_every."""
     keep: int = 3

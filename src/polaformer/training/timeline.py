@@ -7,7 +7,7 @@ from polaformer.training.settings import Settings
 
 @dataclass(frozen=True)
 class Timeline:
-    """The times of the settings, for data with so many updates an epoch.
+    """The times of the settings, for data with so many updates per epoch.
 
     `step` is the number of updates that have been made, at least 1.
     """

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from math import isnan
 
+VALIDATION = "val"  # the split that is evaluated while training, in every task
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -24,9 +26,9 @@ class Metric:
             return False
         return than is None or (value > than if self.higher_is_better else value < than)
 
-    def text(self, value: float) -> str:
-        """A value as it is printed."""
-        return f"{value:.{self.digits}f} {self.unit}".strip()
+    def text(self, value: float | None) -> str:
+        """A value as it is printed; None is what journals have for numbers that are not finite."""
+        return "–" if value is None else f"{value:.{self.digits}f} {self.unit}".strip()
 
 
 @dataclass(frozen=True)

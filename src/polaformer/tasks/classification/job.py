@@ -1,5 +1,6 @@
 """What a recipe makes: data, model and task, ready for the loop."""
 
+import json
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from polaformer.tasks.figures import Figure
 from polaformer.training.memory import estimate
 from polaformer.training.optim import check_settings, check_trainable
 from polaformer.training.run import weights_of
-from polaformer.weights.files import read_state_dict
+from polaformer.weights.files import read_metadata, read_state_dict
 
 
 class ClassificationJob:
@@ -67,7 +68,7 @@ class ClassificationJob:
             )
         if self.objective.mixup is not None and recipe.batch_size // parts % 2:
             raise SettingsError(
-                f"mixing needs an even number of images a process; give a batch_size that is a multiple of {2 * parts}"
+                f"mixing needs an even number of images per process; give a batch_size that is a multiple of {2 * parts}"
             )
 
     def training_batches(self, first_step: int, rank: int, world: int) -> Generator[LabelledImages, None, None]:
@@ -139,9 +140,15 @@ class ClassificationJob:
         model = _build(self.recipe, len(self.data.classes), "cpu")
         if self.recipe.checkpoint is not None:
             weights = weights_of(Path(self.recipe.checkpoint))
-            other_classes = num_classes_of(read_state_dict(weights)) != len(self.data.classes)
-            load_weights(model, weights, reset_head=other_classes)
+            load_weights(model, weights, reset_head=not self._has_these_classes(weights))
         return model
+
+    def _has_these_classes(self, weights: Path) -> bool:
+        """Whether the classifier of a weights file is for the classes of the data; by number where it does not name its own."""
+        told = read_metadata(weights).get("classes")
+        if told is not None:
+            return told == json.dumps(list(self.data.classes))
+        return num_classes_of(read_state_dict(weights)) == len(self.data.classes)
 
     def _mixup(self) -> Mixup | None:
         recipe = self.recipe
