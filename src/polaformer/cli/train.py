@@ -14,7 +14,7 @@ from polaformer.cli.options import parse, print_help, wants_help
 from polaformer.cli.output import load, new_table, print_all, print_json, print_line
 from polaformer.cli.training_view import TrainingView
 from polaformer.extras import require
-from polaformer.recipes.registry import find, recipes
+from polaformer.recipes.registry import find, problems, recipes
 from polaformer.tasks.recipe import Recipe, as_values
 from polaformer.training.settings import workers_for_cores
 from polaformer.training.timeline import Timeline
@@ -56,7 +56,8 @@ class Train:
             some = ", ".join(list(recipes())[:3])
             raise UsageError(f"no recipe given; choose one of: {some}, …; polaformer train --help lists them all")
         if words[0] in ("-h", "--help"):
-            return print_help("polaformer train RECIPE", f"{cls.__doc__}\n\n    Recipes: {', '.join(recipes())}", cls())
+            names = [f"Recipes: {', '.join(recipes())}", *(f"Not usable: {problem}" for problem in problems())]
+            return print_help("polaformer train RECIPE", "\n\n    ".join([cls.__doc__ or "", *names]), cls())
         if words[0].startswith("-"):
             raise UsageError(
                 f"the recipe comes first, but {words[0]!r} does; as in: polaformer train digits/pola-vit-tiny {words[0]} …"

@@ -25,9 +25,15 @@ def _from_outside() -> Iterator[Recipe]:
         yield from task.recipes
 
 
+def problems() -> list[str]:
+    """What keeps recipes of other packages from being found, a line each."""
+    hidden = [recipe.name for recipe in _from_outside() if recipes()[recipe.name] is not recipe]
+    return [*tasks().problems, *(f"there is another recipe {name!r} before that of a package" for name in hidden)]
+
+
 def find(name: str) -> Recipe:
     """The recipe of that name; raises SettingsError, which tells the nearest."""
     if name not in recipes():
-        why = "".join(f"; {problem}" for problem in tasks().problems)
+        why = "".join(f"; {problem}" for problem in problems())
         raise SettingsError(f"there is no recipe {name!r}; {nearest(name, recipes())}`polaformer train --help` lists them{why}")
     return recipes()[name]

@@ -112,6 +112,10 @@ def _check_contract(job: TaskJob) -> None:
             f"the counts of task {recipe.task!r} have the record {sorted(record)}; it needs {recipe.words.metric.name!r} and "
             f"'samples', and none of {', '.join(sorted(RESERVED))}"
         )
+    if job.steps_per_epoch < 1:
+        raise TypeError(
+            f"the job of task {recipe.task!r} has {job.steps_per_epoch} updates per epoch; refuse too few samples in it"
+        )
     if job.splits[:1] != (VALIDATION,):
         raise TypeError(f"the job of task {recipe.task!r} has the splits {job.splits}; the first one must be {VALIDATION!r}")
     named = job.metadata().get("task")
