@@ -1,0 +1,158 @@
+"""What a task must keep to, told before anything is trained: its job, its counts, its entry point."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+import faults
+from polaformer.errors import SettingsError
+from polaformer.tasks import registry
+from polaformer.tasks.classification.job import ClassificationJob
+from polaformer.tasks.classification.objective import Counts
+from polaformer.tasks.classification.recipe import ClassificationRecipe
+from polaformer.tasks.recipe import Recipe
+from polaformer.tasks.running import train
+from polaformer.tasks.task import Task
+from polaformer.training.words import Metric, Words
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> ClassificationRecipe:
+    return faults.tiny(faults.write_data(tmp_path_factory.mktemp("data") / "digits.npz"), epochs=1)
+
+
+RECORD = Counts.record
+BROKEN: dict[str, tuple[type, str, Any, str]] = {
+    "no metric": (Counts, "record", lambda self: {"samples": 0}, "it needs 'accuracy' and 'samples'"),
+    "a name of the journal": (Counts, "record", lambda self: RECORD(self) | {"step": 1}, "none of .*step"),
+    "no task": (ClassificationJob, "metadata", lambda self: {}, "says in its metadata that the task is None"),
+    "another task": (ClassificationJob, "metadata", lambda self: {"task": "ink"}, "that the task is 'ink'"),
+    "another validation": (ClassificationJob, "splits", ("dev", "test"), "the first one must be 'val'"),
+    "no splits": (ClassificationJob, "splits", (), "the first one must be 'val'"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_job_that_breaks_its_contract_is_told_before_anything_is_written(
+    name: str, recipe: ClassificationRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, attribute, value, told = BROKEN[name]
+    monkeypatch.setattr(kind, attribute, value)
+    with pytest.raises(TypeError, match=told):
+        train(recipe, tmp_path / "run", lambda event, record: None)
+    assert not (tmp_path / "run").exists()
+
+
+@dataclass(frozen=True, kw_only=True)
+class InkRecipe(Recipe):
+    """A recipe of another package."""
+
+    task: ClassVar[str] = "ink"
+    words: ClassVar[Words] = Words(Metric("error"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoudRecipe(InkRecipe):
+    """With a field that `polaformer train` has."""
+
+    json: str = ""
+
+
+class Ink(Task):
+    """A task of another package."""
+
+    name = "ink"
+    recipe = InkRecipe
+    recipes = (InkRecipe(name="ink/tiny"),)
+
+
+class Renamed(Ink):
+    """One whose recipe names another task."""
+
+    name = "water"
+
+
+class Twin(Ink):
+    """One with a name that is taken."""
+
+    name = "classification"
+    recipe = ClassificationRecipe  # type: ignore[assignment]
+    recipes = ()
+
+
+class Foreign(Ink):
+    """One with recipes that could not be resumed."""
+
+    recipes = (LoudRecipe(name="ink/loud"),)
+
+
+class Loud(Ink):
+    """One whose options cannot be told apart."""
+
+    recipe = LoudRecipe
+    recipes = ()
+
+
+GOOD, RENAMED, TWIN, FOREIGN, LOUD, NO_TASK = Ink(), Renamed(), Twin(), Foreign(), Loud(), Ink
+
+
+@pytest.fixture
+def entries(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
+    """What other packages declare; the registry is asked anew, before and after."""
+    found: list[EntryPoint] = []
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: found)
+    registry.tasks.cache_clear()
+    yield found
+    registry.tasks.cache_clear()
+
+
+def entry(name: str) -> EntryPoint:
+    return EntryPoint(name.lower(), f"{__name__}:{name}", registry.GROUP)
+
+
+def test_a_task_of_another_package_is_found(entries: list[EntryPoint], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EntryPoint, "load", lambda self: globals()[self.attr])
+    entries.append(entry("GOOD"))
+    assert registry.find_task("ink") is GOOD
+    assert registry.find_task("classification").name == "classification"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("RENAMED", "InkRecipe is not a Recipe whose `task` is 'water'"),
+        ("TWIN", "there is a task 'classification' already"),
+        ("FOREIGN", "ink/loud cannot be resumed: make them instances of InkRecipe itself"),
+        ("LOUD", "LoudRecipe has the field 'json', an option of `polaformer train`; rename it"),
+        ("NO_TASK", "not an instance of polaformer.tasks.task.Task"),
+        ("MISSING", "KeyError"),
+    ],
+)
+def test_one_that_cannot_be_used_is_told_to_who_asks_and_disturbs_no_other(
+    name: str, told: str, entries: list[EntryPoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EntryPoint, "load", lambda self: globals()[self.attr])
+    entries.append(entry(name))
+    assert registry.find_task("classification").name == "classification"
+    with pytest.raises(SettingsError, match="there is no task 'inc'") as caught:
+        registry.find_task("inc")
+    assert told in str(caught.value)
+
+
+def test_a_metric_that_is_not_finite_is_a_dash_and_null_and_ends_no_run(
+    recipe: ClassificationRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Average precision of nothing is one."""
+    from polaformer.cli.run_report import report
+    from polaformer.cli.training_view import TrainingView
+
+    monkeypatch.setattr(Counts, "record", lambda self: RECORD(self) | {"accuracy": float("nan")})
+    with TrainingView("name", recipe) as view:
+        finished = train(recipe, tmp_path / "run", view)
+    report(finished, command="train", json=True)
+    assert "accuracy –" in capsys.readouterr().err
+    assert (tmp_path / "run" / "report.html").is_file()
