@@ -131,7 +131,7 @@ def test_what_no_file_can_hold_is_refused_by_the_first_move(extra: Any) -> None:
     """Not when the batch is wanted because training diverged."""
     batch = scenes(extra=extra)
     for call in (lambda: batch.to(CPU), lambda: batch.stored("0")):
-        with pytest.raises(TypeError, match=r"Scenes\.extra holds a .*; give tensors, numbers, texts"):
+        with pytest.raises(TypeError, match=r"Scenes\.extra holds a .*; give tensors, numbers, strings"):
             call()
 
 

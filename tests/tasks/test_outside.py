@@ -138,14 +138,19 @@ assert "torch" not in sys.modules, "PyTorch was loaded"
     assert "ink/tiny" in done.stdout
 
 
-def test_a_run_says_of_which_task_it_is_and_names_bundled_data_as_they_are(trained: Path, tmp_path: Path) -> None:
+def test_a_run_says_of_which_task_it_is_and_names_data_so_that_it_holds_from_anywhere(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from ink_task.recipe import TINY
 
     config = json.loads((trained / "config.json").read_text())
     assert (config["task"], config["recipe"]) == ("ink", "ink/tiny")
     assert config["data"]["pictures"] == {"train": 160, "val": 21, "test": 20}
     assert TINY.from_anywhere()["data"] == "digits"
-    assert Path(replace(TINY, data="photos").from_anywhere()["data"]).is_absolute()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    assert replace(TINY, data="photos").from_anywhere()["data"] == str(tmp_path / "photos")
+    assert replace(TINY, data="wiki:en").from_anywhere()["data"] == "wiki:en"
 
 
 def test_the_report_shows_the_figures_of_the_task(trained: Path) -> None:
