@@ -164,6 +164,7 @@ def test_a_run_that_diverges_is_reported_and_the_others_finish(tmp_path: Path) -
     assert [(one["cell"], one["seeds"], one["failed"]) for one in results["cells"]] == [("wild", 0, 1), ("pola", 1, 0)]
 
 
+@pytest.mark.long
 def test_the_programs_that_a_sweep_starts_train_to_the_same_last_bit(
     swept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
