@@ -138,7 +138,7 @@ def _results(runs: Sequence[RunResult]) -> str:
     table = _table(columns, [[row.get(name, "–") for name in columns] for row in rows], "numbers")
     unreadable, samples = max(run.num_unreadable for run in runs), max(run.record["samples"] for run in runs)
     left_out = f"; {unreadable} could not be read and are left out" if unreadable else ""
-    note = f"On {samples:,} {runs[0].words.noun} of {_split(runs[0])}{left_out}. "
+    note = f"On {samples:,} {_split(runs[0])} {runs[0].words.noun}{left_out}. "
     if any(run.attention for run in runs):
         note += "Entropy: mean over blocks and streams; less is sharper, uniform attention is 100 %."
     return table + f'<p class="soft">{_text(note)}</p>'

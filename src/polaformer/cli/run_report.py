@@ -27,7 +27,7 @@ def report(finished: "Finished", *, command: str, json: bool) -> None:
         print_json(about | {key: str(value) for key, value in files.items()})
         return
     for split, counts in finished.counts.items():
-        table = new_table(f"{name} on {records[split]['samples']:,} {noun} of {split}", "", "")
+        table = new_table(f"{name} on {records[split]['samples']:,} {noun} ({split})", "", "")
         for what, text in counts.summary().items():
             table.add_row(what, text)
         print_all(table)

@@ -100,7 +100,7 @@ class Counts:
     def summary(self) -> dict[str, str]:
         """The result for people."""
         record = self.record()
-        top5 = {"top-5 accuracy": f"{record['top5_accuracy']:.2f} %"} if self.num_classes > TOP else {}
+        top5 = {"top-5": f"{record['top5_accuracy']:.2f} %"} if self.num_classes > TOP else {}
         return {
             "accuracy": f"{record['accuracy']:.2f} %",
             "correct": f"{record['correct']:,} of {record['samples']:,}",
