@@ -78,7 +78,7 @@ def trained(data: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the command."""
     folder = tmp_path_factory.mktemp("trained")
     out, err = told(["train", "ink/tiny", *OPTIONS, "--data", data, "--out", folder / "run"], folder)
-    for words in ("ink/tiny on 21 pictures of val", "ink/tiny on 20 pictures of test", "error", "within 1 %"):
+    for words in ("ink/tiny on 21 pictures (val)", "ink/tiny on 20 pictures (test)", "error", "within 1 %"):
         assert words in out
     assert re.search(r"pictures/s, loss \S+, error \d+\.\d\d %", err)
     return folder / "run"
