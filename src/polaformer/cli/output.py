@@ -47,6 +47,24 @@ class ProgressText(TextColumn):
         return Text(escaped(self.text_format.format(task=task)))
 
 
+class LiveProgress(Progress):
+    """Bars on stderr, each with a description, `numbers` and the time spent; without a terminal only what `say` prints."""
+
+    def __init__(self, *, is_silent: bool = False) -> None:
+        terminal = Terminal(stderr=True)
+        self.is_shown = terminal.is_terminal and not is_silent
+        columns = (ProgressText("{task.description}"), BarColumn(bar_width=24), ProgressText("{task.fields[numbers]}"))
+        super().__init__(*columns, TimeElapsedColumn(), console=terminal, disable=not self.is_shown)
+
+    def say(self, text: str) -> None:
+        """Prints a line above the bars."""
+        if self.is_shown:
+            self.console.print(shown(text))
+        else:
+            print_line(shown(text), stderr=True)
+            sys.stderr.flush()
+
+
 def escaped(text: str) -> str:
     """The text with everything spelled out that is not printable, but for the ends of lines."""
     return "\n".join(shown(line) for line in text.split("\n"))

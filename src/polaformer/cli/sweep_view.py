@@ -1,17 +1,15 @@
 """What a sweep shows while it is trained: a bar over all runs and one for each current one, or lines without a terminal."""
 
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TaskID, TimeElapsedColumn
+from rich.progress import TaskID
 
-from polaformer.cli.output import ProgressText, Terminal, print_line
+from polaformer.cli.output import LiveProgress
 from polaformer.cli.training_view import duration
-from polaformer.errors import shown
 from polaformer.tasks.sweep import SweepRun
 from polaformer.tasks.sweep_state import RunState
 from polaformer.training.words import VALIDATION
@@ -121,9 +119,7 @@ class SweepView:
 
     def __init__(self, states: Mapping[SweepRun, RunState], jobs: int) -> None:
         self.pace = Pace(states, jobs)
-        self.is_terminal = Terminal(stderr=True).is_terminal
-        columns = (ProgressText("{task.description}"), BarColumn(bar_width=24), ProgressText("{task.fields[numbers]}"))
-        self.bar = Progress(*columns, TimeElapsedColumn(), console=Terminal(stderr=True), disable=not self.is_terminal)
+        self.bar = LiveProgress()
         self.whole = self.bar.add_task("", total=1.0, numbers="")
         self.current: dict[SweepRun, TaskID] = {}
         self.scores: dict[SweepRun, str] = {}
@@ -167,7 +163,7 @@ class SweepView:
 
     def stopping(self, running: int) -> None:
         """So many processes were asked to save and to end."""
-        self._say(f"stopping: {running} {'run is' if running == 1 else 'runs are'} being saved; once more ends at once")
+        self.bar.say(f"stopping: {running} {'run is' if running == 1 else 'runs are'} being saved; once more ends at once")
 
     def refresh(self) -> None:
         """Shows the numbers of now."""
@@ -178,15 +174,8 @@ class SweepView:
     def _over(self, run: SweepRun, what: str) -> None:
         self.pace.end(run)
         self.bar.remove_task(self.current.pop(run))
-        self._say(f"{run.title}: {what}; {self.pace.num_over} of {len(self.pace.runs)} runs{self._left()}")
+        self.bar.say(f"{run.title}: {what}; {self.pace.num_over} of {len(self.pace.runs)} runs{self._left()}")
 
     def _left(self) -> str:
         left = self.pace.seconds_left()
         return "" if left is None else f", {duration(left)} left"
-
-    def _say(self, text: str) -> None:
-        if self.is_terminal:
-            self.bar.console.print(shown(text))
-        else:
-            print_line(shown(text), stderr=True)
-            sys.stderr.flush()

@@ -1,15 +1,13 @@
 """What a training shows while it runs: a bar with rate, loss, score and time left, or lines where there is no terminal."""
 
 import os
-import sys
 import time
 from types import TracebackType
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TaskID, TimeElapsedColumn
+from rich.progress import TaskID
 
-from polaformer.cli.output import ProgressText, Terminal, print_line
-from polaformer.errors import shown
+from polaformer.cli.output import LiveProgress
 from polaformer.tasks.recipe import Recipe
 
 
@@ -20,9 +18,7 @@ class TrainingView:
         self.name, self.batch_size, self.words = name, recipe.batch_size, recipe.words
         self.epochs = recipe.num_epochs
         self.is_silent = os.environ.get("RANK", "0") != "0"  # one of several processes tells
-        self.is_terminal = Terminal(stderr=True).is_terminal and not self.is_silent
-        columns = (ProgressText("{task.description}"), BarColumn(bar_width=24), ProgressText("{task.fields[numbers]}"))
-        self.bar = Progress(*columns, TimeElapsedColumn(), console=Terminal(stderr=True), disable=not self.is_terminal)
+        self.bar = LiveProgress(is_silent=self.is_silent)
         self.task: TaskID | None = None
         self.score = ""
         self.loss = 0.0
@@ -46,12 +42,12 @@ class TrainingView:
         elif event == "evaluation" and self.task is not None:
             self.bar.update(self.task, description=f"{self._title(record['step'], self.total)}, evaluating")
         elif event == "resumed":
-            self._say(f"resumed from {record['path']}, step {record['step']} of {record['total']}")
+            self.bar.say(f"resumed from {record['path']}, step {record['step']} of {record['total']}")
         elif event == "note":
-            self._say(record["text"])
+            self.bar.say(record["text"])
         elif event == "bad samples":
             found = record["samples"]
-            self._say(f"{len(found)} {self.words.noun} of this epoch could not be used: " + "; ".join(found[:3]))
+            self.bar.say(f"{len(found)} {self.words.noun} of this epoch could not be used: " + "; ".join(found[:3]))
 
     def _update(self, record: dict[str, Any]) -> None:
         step, total = record["step"], record["total"]
@@ -60,7 +56,7 @@ class TrainingView:
             self.started = now, step
         self.loss = record["loss"]
         self.step, self.total = step, total
-        if not self.is_terminal:
+        if not self.bar.is_shown:
             return
         if self.task is None:
             self.task = self.bar.add_task(self.name, total=total, numbers="")
@@ -85,15 +81,8 @@ class TrainingView:
     def _evaluated(self, record: dict[str, Any]) -> None:
         metric = self.words.metric
         self.score = f", {metric.label} {metric.text(record[metric.name])}"
-        if not self.is_terminal and self.started is not None:
-            self._say(f"{self._title(record['step'], self.total)}: {self._numbers().removesuffix(', spent')}")
-
-    def _say(self, text: str) -> None:
-        if self.is_terminal:
-            self.bar.console.print(shown(text))
-        else:
-            print_line(shown(text), stderr=True)
-            sys.stderr.flush()
+        if not self.bar.is_shown and self.started is not None:
+            self.bar.say(f"{self._title(record['step'], self.total)}: {self._numbers().removesuffix(', spent')}")
 
 
 def duration(seconds: float) -> str:
