@@ -5,7 +5,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from polaformer.ops import backends, processor
+from polaformer.ops import processor
+from polaformer.ops.polarity import backends
 
 GOLDEN = Path(__file__).resolve().parents[2] / "shared" / "golden"
 

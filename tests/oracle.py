@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from polaformer.ops import reference
+from polaformer.ops.polarity import reference
 
 
 def random_inputs(batch=2, heads=3, queries=7, keys=5, width=6, dtype=torch.float64, power=None) -> list[Tensor]:

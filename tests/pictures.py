@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polaformer.data.sources import Data, Source
+from polaformer.data.sources.opening import Data, Source
 from polaformer.errors import DataError
 
 COUNTS = {"cat": 6, "cat-a": 5, "dog": 7}

@@ -106,8 +106,8 @@ def test_paths_that_the_architecture_page_names_exist():
 
 def test_the_test_of_imports_sees_imports():
     """It would be worthless if it found none."""
-    assert imported_folders(SOURCE / "attention" / "pola.py") == {"ops", "attention"}
-    assert imported_folders(SOURCE / "ops" / "polarity.py") == {"ops"}
+    assert imported_folders(SOURCE / "attention" / "mechanisms" / "pola.py") == {"ops", "attention"}
+    assert imported_folders(SOURCE / "ops" / "polarity" / "operator.py") == {"ops"}
 
 
 def test_every_file_is_named_by_its_concept():

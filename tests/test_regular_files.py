@@ -14,10 +14,10 @@ from models import small
 from polaformer.backbones import save_checkpoint
 from polaformer.cli.errors import BAD_DATA
 from polaformer.cli.main import main
+from polaformer.data.audit import read_manifest
 from polaformer.data.batch import Batch
-from polaformer.data.checking import read_manifest
 from polaformer.data.images import read_image
-from polaformer.data.sources import open_data
+from polaformer.data.sources.opening import open_data
 from polaformer.errors import CannotWriteError, DataError
 from polaformer.regular_files import write_whole
 from polaformer.training import checkpoint, divergence, journal

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polaformer import analysis, attention, backbones, bench, data, ops, recipes, tasks, training, weights
-    from polaformer.attention.layer import AttentionLayer, PolaAttention
+    from polaformer.attention.layer.attention_layer import AttentionLayer, PolaAttention
     from polaformer.backbones import CheckpointError, load_checkpoint, save_checkpoint
     from polaformer.backbones.registry import create_model, list_models
     from polaformer.ops.entropy import positive_sequence_entropy
-    from polaformer.ops.polarity import polarity_attention
+    from polaformer.ops.polarity.operator import polarity_attention
 
 __version__ = "0.1.0"
 
 # Public name → the module that holds it.
 _PUBLIC = {
-    "polarity_attention": "polaformer.ops.polarity",
+    "polarity_attention": "polaformer.ops.polarity.operator",
     "positive_sequence_entropy": "polaformer.ops.entropy",
-    "AttentionLayer": "polaformer.attention.layer",
-    "PolaAttention": "polaformer.attention.layer",
+    "AttentionLayer": "polaformer.attention.layer.attention_layer",
+    "PolaAttention": "polaformer.attention.layer.attention_layer",
     "create_model": "polaformer.backbones",
     "list_models": "polaformer.backbones",
     "load_checkpoint": "polaformer.backbones",

@@ -17,7 +17,7 @@ from polaformer.analysis.attention_maps import attention_maps, row_at, visit_map
 from polaformer.analysis.report import RunResult, write_report
 from polaformer.analysis.training_figures import block_label, short
 from polaformer.attention import AttentionLayer, WindowAttention
-from polaformer.data.arrays import Arrays
+from polaformer.data.sources.arrays import Arrays
 from polaformer.data.transforms import Preprocessing
 from polaformer.errors import CannotWriteError, ImageError
 from polaformer.tasks.classification.figures import of_classifier

@@ -10,7 +10,7 @@ import torch
 from polaformer.analysis import figures
 from polaformer.analysis.sharpness import Sharpness, compare, digit_images, pixel_tokens, random_queries_and_keys
 from polaformer.extras import MissingExtraError
-from polaformer.ops.polarity import polarity_attention
+from polaformer.ops.polarity.operator import polarity_attention
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

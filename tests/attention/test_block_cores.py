@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from oracle import relative_error
-from polaformer.attention.bigbird import BigBirdCore
-from polaformer.attention.local import LocalCore
-from polaformer.attention.longformer import LongformerCore
-from polaformer.attention.reformer import ReformerCore
+from polaformer.attention.mechanisms.bigbird import BigBirdCore
+from polaformer.attention.mechanisms.local import LocalCore
+from polaformer.attention.mechanisms.longformer import LongformerCore
+from polaformer.attention.mechanisms.reformer import ReformerCore
 
 HEADS, WIDTH = 2, 6
 CORES = {
@@ -375,7 +375,7 @@ def test_the_random_blocks_of_a_seed_never_change():
 
 
 def test_random_blocks_are_drawn_once_and_disturb_no_other_random_numbers():
-    from polaformer.attention import bigbird
+    from polaformer.attention.mechanisms import bigbird
 
     q, k, v = qkv(24)
     core = create("bigbird", seed=77)

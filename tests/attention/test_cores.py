@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from oracle import relative_error
 from polaformer import attention
-from polaformer.attention.pola import POLARITIES, PolaCore
+from polaformer.attention.mechanisms.pola import POLARITIES, PolaCore
 
 MASK = torch.tensor([[True, False, True, True, False], [False, False, True, True, True]])
 CORES = {name: {} for name in ("linear", "pola", "softmax")} | {f"pola-{p}": {"polarity": p} for p in POLARITIES[1:]}

@@ -89,7 +89,7 @@ def test_every_mechanism_of_the_paper_is_there():
 @pytest.mark.parametrize("name", NAMES)
 def test_the_docstring_says_what_the_mechanism_is(name):
     """Formula and shapes, normaliser, complexity, parameters; and for rivals the paper and the source that is followed."""
-    module = __import__(f"polaformer.attention.{name}", fromlist=["x"])
+    module = __import__(f"polaformer.attention.mechanisms.{name}", fromlist=["x"])
     text = module.__doc__
     words = ["Shapes:", "Normaliser:", "Cost O(", "arameters", "Paper:", "Source:", "# B batch"]
     assert [word for word in words if word not in text] == []

@@ -423,7 +423,7 @@ def test_informer_selects_and_averages():
 def test_informer_in_blocks_of_queries_is_the_same_as_at_once(monkeypatch):
     core, (q, k, v), mask = create("informer"), qkv(50, 50), scattered(50)
     found = seeded(core, q, k, v, mask=mask)
-    monkeypatch.setattr("polaformer.attention.informer.GATHERED", 0.01)
+    monkeypatch.setattr("polaformer.attention.mechanisms.informer.GATHERED", 0.01)
     torch.testing.assert_close(seeded(core, q, k, v, mask=mask), found)
 
 

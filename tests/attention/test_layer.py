@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from layers import GRID, pola, randomise, tokens
 from polaformer import PolaAttention
 from polaformer.attention import AttentionLayer, create
-from polaformer.attention.tables import resize_rows
+from polaformer.attention.layer.token_table import resize_rows
 
 
 def by_hand(layer, x, grid):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from layers import pola, tokens
-from polaformer.attention.tables import TokenTable
+from polaformer.attention.layer.token_table import TokenTable
 
 LARGE, SIZES = (6, 8), [(6, 5), (3, 8), (4, 4)]
 

@@ -7,7 +7,7 @@ from torch.nn.parameter import Parameter
 
 from models import SMALL, images, small
 from polaformer.attention import WindowAttention
-from polaformer.attention.tables import TokenTable
+from polaformer.attention.layer.token_table import TokenTable
 
 FAMILIES = ["pola_deit_tiny", "pola_pvt_tiny", "pola_pvt_v2_b0", "pola_swin_tiny"]
 

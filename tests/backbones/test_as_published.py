@@ -11,7 +11,7 @@ import polaformer
 from models import SMALL, images, small
 from polaformer.attention import AttentionLayer, PolaAttention, WindowAttention
 from polaformer.backbones.block import Block
-from polaformer.backbones.layout import Layout
+from polaformer.backbones.token_grid import Layout
 
 FAMILIES = ["pola_deit_tiny", "pola_pvt_tiny", "pola_pvt_v2_b0", "pola_swin_tiny"]
 

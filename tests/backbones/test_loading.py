@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import polaformer
 from models import SMALL, images, small
 from polaformer import CheckpointError, load_checkpoint, save_checkpoint
-from polaformer.attention.tables import TokenTable
+from polaformer.attention.layer.token_table import TokenTable
 from polaformer.backbones.recognition import model_of_file
 from polaformer.weights.files import read_metadata, read_state_dict
 from published import published_state_dict

@@ -8,8 +8,8 @@ import polaformer
 from models import images, small
 from polaformer import attention
 from polaformer.attention import AttentionLayer, WindowAttention
-from polaformer.attention.gate import MatrixGate
-from polaformer.backbones.layout import Layout
+from polaformer.attention.layer.gate import MatrixGate
+from polaformer.backbones.token_grid import Layout
 
 FAMILIES = {
     "pola_deit_tiny": "{0}",

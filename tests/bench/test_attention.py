@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from polaformer.attention import facts, names, registry
 from polaformer.attention.core import Facts
-from polaformer.attention.linear import LinearCore
+from polaformer.attention.mechanisms.linear import LinearCore
 from polaformer.bench import attention
 from polaformer.bench.agreement import random_inputs
 from polaformer.bench.attention import BOTH, FORWARD, SAVED, SMALL, Cost, Point, Row, Setup, compare, core_pass, correctness

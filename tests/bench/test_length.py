@@ -6,7 +6,7 @@ from torch import Tensor
 from polaformer.bench.contenders import CONTENDERS, YARDSTICK, Contender
 from polaformer.bench.length import Curve, slope, time_at, time_lengths
 from polaformer.bench.measure import Ratio, Timing
-from polaformer.ops import reference
+from polaformer.ops.polarity import reference
 
 LINEAR = "linear (ELU + 1)"
 

@@ -21,10 +21,10 @@ from polaformer.bench.contenders import (
     polarity_in_linear_form,
     working,
 )
-from polaformer.bench.gate import correctness
+from polaformer.bench.correctness import correctness
 from polaformer.bench.op import SGEMM_SIZE, TOLERANCE, benchmark
-from polaformer.ops import backends, reference
-from polaformer.ops.polarity import polarity_attention
+from polaformer.ops.polarity import backends, reference
+from polaformer.ops.polarity.operator import polarity_attention
 
 SHAPE = (1, 2, 24, 6)
 

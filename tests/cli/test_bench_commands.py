@@ -193,7 +193,7 @@ def test_the_environment_answers_when_everything_is_broken(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from polaformer.bench import environment
-    from polaformer.ops import triton
+    from polaformer.ops.polarity import triton
 
     monkeypatch.setattr(triton, "why_not", lambda: 1 / 0)
     monkeypatch.setattr(environment, "installed", lambda _: None)

@@ -16,7 +16,7 @@ from polaformer.backbones import CheckpointError, create_model, save_checkpoint
 from polaformer.cli.errors import UsageError
 from polaformer.cli.output import ProgressText, Terminal, new_table, print_all, print_json, print_line
 from polaformer.cli.training_view import TrainingView
-from polaformer.data.checking import FORMAT
+from polaformer.data.audit import FORMAT
 from polaformer.data.transforms import Preprocessing
 from polaformer.errors import DataError, SettingsError
 from polaformer.tasks.classification.predictor import describe

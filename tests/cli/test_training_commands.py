@@ -42,7 +42,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def digit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from polaformer.data.digits import open_digits
+    from polaformer.data.sources.digits import open_digits
 
     path = tmp_path_factory.mktemp("digit") / "digit.png"
     open_digits().val.read(0, 1).save(path)

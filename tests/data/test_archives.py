@@ -15,7 +15,7 @@ from pictures import COUNTS, below, content, contents, files_of, listing, names,
 from polaformer.data.labelled_images import ImageReader
 from polaformer.data.order import Order
 from polaformer.data.samples import Samples, batches
-from polaformer.data.sources import Data, open_data
+from polaformer.data.sources.opening import Data, open_data
 from polaformer.data.transforms import Preprocessing, training_transform
 from polaformer.errors import ImageError
 

@@ -1,7 +1,7 @@
 """The bundled digits: one split, for good."""
 
 from pictures import contents, names
-from polaformer.data.sources import open_data
+from polaformer.data.sources.opening import open_data
 
 
 def test_the_digits_are_split_once_and_for_all() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pictures import COUNTS, below, content, contents, files_of, names, refused, shuffled, write_folder
-from polaformer.data.sources import Data, open_data
+from polaformer.data.sources.opening import Data, open_data
 from polaformer.errors import ImageError
 
 

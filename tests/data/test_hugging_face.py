@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pictures import content, contents, files_of, refused, write_folder
-from polaformer.data import hugging_face
-from polaformer.data.sources import open_data
+from polaformer.data.sources import hugging_face
+from polaformer.data.sources.opening import open_data
 from polaformer.errors import ImageError
 
 

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from polaformer.data.arrays import Arrays
 from polaformer.data.labelled_images import ImageReader, LabelledImages
 from polaformer.data.order import Key, Order, Share
 from polaformer.data.randomness import derive, reseed, seeded
 from polaformer.data.samples import MOST_REPLACEMENTS, Samples, batches
-from polaformer.data.sources import Source, open_data
+from polaformer.data.sources.arrays import Arrays
+from polaformer.data.sources.opening import Source, open_data
 from polaformer.data.transforms import Preprocessing, Transform, training_transform
 from polaformer.errors import DataError, ImageError, SettingsError
 

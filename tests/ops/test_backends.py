@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from oracle import random_inputs, truth, with_gradients
-from polaformer.ops import backends, cpu, linear, plain, triton
-from polaformer.ops.polarity import polarity_attention
+from polaformer.ops.polarity import backends, cpu, triton
+from polaformer.ops.polarity import plain as linear
+from polaformer.ops.polarity import plain_backend as plain
+from polaformer.ops.polarity.operator import polarity_attention
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from oracle import random_inputs, relative_error, relative_error_by_head, with_gradients
-from polaformer.ops import cpu, plain, reference
-from polaformer.ops.polarity import polarity_attention
+from polaformer.ops.polarity import cpu, reference
+from polaformer.ops.polarity import plain_backend as plain
+from polaformer.ops.polarity.operator import polarity_attention
 
 NAMES = ("out", "q", "k", "v", "power", "scale")
 LIMITS = {torch.float32: (1e-6, 5e-6), torch.float64: (1e-12, 1e-12)}  # of values and of gradients, relative in L2
@@ -464,7 +465,7 @@ class _Watched:
 
 GROWTH = """
 import torch
-from polaformer.ops import cpu
+from polaformer.ops.polarity import cpu
 
 def pages(name):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name)) * 1024
@@ -586,7 +587,7 @@ def test_the_kernel_starts_the_threads_that_it_is_given():
     if not cpu.has_threads():
         pytest.skip("the compiler knows no OpenMP")
     count = (
-        "import os, torch; from polaformer.ops import cpu; torch.set_num_threads({threads}); "
+        "import os, torch; from polaformer.ops.polarity import cpu; torch.set_num_threads({threads}); "
         "q = torch.ones(32).expand(4, 8, 64, 32); p = torch.ones(8, 32); cpu.why_not(); "
         "before = len(os.listdir('/proc/self/task')); cpu.forward(q, q, q, p, None, None, 0.0); "
         "print(len(os.listdir('/proc/self/task')) - before)"
@@ -674,7 +675,7 @@ def test_other_widths_of_vectors_and_older_compilers_compute_the_same(options, t
     program = (
         "import torch, sys; sys.path.insert(0, 'tests')\n"
         "from polaformer import PolaAttention\n"
-        "from oracle import *; from polaformer.ops.polarity import polarity_attention as f\n"
+        "from oracle import *; from polaformer.ops.polarity.operator import polarity_attention as f\n"
         "for width in (2, 5, 8, 17, 32, 64):\n"
         "    for dtype, limit in ((torch.float32, 2e-6), (torch.float64, 1e-12), (torch.float16, 1e-3)):\n"
         "        inputs = random_inputs(queries=70, keys=67, width=width, dtype=dtype); g = torch.randn_like(inputs[0])\n"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from oracle import with_gradients
-from polaformer.ops import reference, variants
-from polaformer.ops.polarity import polarity_attention
+from polaformer.ops.polarity import reference, variants
+from polaformer.ops.polarity.operator import polarity_attention
 
 pytestmark = pytest.mark.usefixtures("each_backend")
 

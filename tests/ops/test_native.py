@@ -22,8 +22,10 @@ import torch
 
 from oracle import random_inputs, relative_error
 from polaformer.bench import environment
-from polaformer.ops import backends, convolution, cpu, native, reference
-from polaformer.ops.polarity import polarity_attention
+from polaformer.ops.gated_convolution import operator as convolution
+from polaformer.ops.native import library as native
+from polaformer.ops.polarity import backends, cpu, reference
+from polaformer.ops.polarity.operator import polarity_attention
 
 REAL = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
 needs_compiler = pytest.mark.skipif(REAL is None, reason="there is no C++ compiler")

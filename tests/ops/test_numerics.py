@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from oracle import relative_error_by_head, truth, with_gradients
-from polaformer.ops import linear
-from polaformer.ops.polarity import polarity_attention
-from polaformer.ops.reference import published_polarity_attention
+from polaformer.ops.polarity import plain as linear
+from polaformer.ops.polarity.operator import polarity_attention
+from polaformer.ops.polarity.reference import published_polarity_attention
 
 pytestmark = pytest.mark.usefixtures("each_backend")
 

@@ -5,8 +5,10 @@ import torch
 
 import polaformer
 from oracle import random_inputs, relative_error, truth, with_gradients
-from polaformer.ops import linear, polarity, reference
-from polaformer.ops.polarity import polarity_attention
+from polaformer.ops.polarity import operator as polarity
+from polaformer.ops.polarity import plain as linear
+from polaformer.ops.polarity import reference
+from polaformer.ops.polarity.operator import polarity_attention
 
 pytestmark = pytest.mark.usefixtures("each_backend")
 

@@ -6,8 +6,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.flop_counter import FlopCounterMode
 
 from oracle import random_inputs, with_gradients
-from polaformer.ops import linear, reference
-from polaformer.ops.polarity import polarity_attention
+from polaformer.ops.polarity import plain as linear
+from polaformer.ops.polarity import reference
+from polaformer.ops.polarity.operator import polarity_attention
 
 pytestmark = pytest.mark.usefixtures("each_backend")
 

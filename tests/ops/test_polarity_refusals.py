@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from oracle import random_inputs
-from polaformer.ops.polarity import polarity_attention
+from polaformer.ops.polarity.operator import polarity_attention
 
 
 def _bad_inputs():

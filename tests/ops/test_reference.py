@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from oracle import random_inputs
-from polaformer.ops import reference
+from polaformer.ops.polarity import reference
 
 
 def test_maps_are_the_sums_of_eq6_written_as_loops():

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from oracle import random_inputs, with_gradients
-from polaformer.ops import backends
-from polaformer.ops.polarity import polarity_attention
+from polaformer.ops.polarity import backends
+from polaformer.ops.polarity.operator import polarity_attention
 
 # The plain path shares work among threads from 32768 numbers on.
 SIZES = {

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from oracle import random_inputs, relative_error, relative_error_by_head, truth
-from polaformer.ops import reference
-from polaformer.ops import triton as backend
+from polaformer.ops.polarity import reference
+from polaformer.ops.polarity import triton as backend
 
 triton = pytest.importorskip("triton")
 # The interpreter computes with numpy, which speaks of every infinity; those here are meant.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")
-KERNELS = "polaformer.ops.triton_kernels"
+KERNELS = "polaformer.ops.polarity.triton_kernels"
 NAMES = ("out", "q", "k", "v", "power", "scale")
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from oracle import random_inputs, with_gradients
-from polaformer.ops import reference, variants
+from polaformer.ops.polarity import reference, variants
 
 MASK = torch.tensor([[True, False, True, True, False], [False, False, True, True, True]])
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 import faults
 from commands import run
-from polaformer.data.sources import open_data
+from polaformer.data.sources.opening import open_data
 from polaformer.errors import DataError
 from polaformer.tasks.classification.recipe import ClassificationRecipe
 from polaformer.tasks.running import resume, train

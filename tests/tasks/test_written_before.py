@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from commands import run
-from polaformer.data.digits import open_digits
+from polaformer.data.sources.digits import open_digits
 from polaformer.tasks.classification.predictor import load_classifier
 from polaformer.tasks.stored import recipe_of
 

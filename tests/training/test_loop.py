@@ -16,7 +16,7 @@ from PIL import Image
 
 import faults
 from polaformer.data.labelled_images import LabelledImages
-from polaformer.data.sources import open_data
+from polaformer.data.sources.opening import open_data
 from polaformer.errors import CannotWriteError, DataError, DivergedError, ImageError, SettingsError
 from polaformer.recipes.registry import find
 from polaformer.tasks.classification.job import ClassificationJob

@@ -41,7 +41,7 @@ def gradients_of_a_step(recipes: dict[str, ClassificationRecipe], step: int, tar
 
 def counts_of_processes(recipe: ClassificationRecipe, sizes: tuple[int, ...], target: str) -> None:
     """Writes what an evaluation counts on the first images of the data, for several numbers of them."""
-    from polaformer.data.sources import Data, Part
+    from polaformer.data.sources.opening import Data, Part
     from polaformer.tasks.classification.job import ClassificationJob
     from polaformer.training.evaluation import count
     from polaformer.training.processes import start
@@ -156,7 +156,7 @@ def unreadable_of_processes(folder: str, target: str) -> None:
     from polaformer.data.labelled_images import ImageReader
     from polaformer.data.order import Share
     from polaformer.data.samples import Samples, batches
-    from polaformer.data.sources import open_data
+    from polaformer.data.sources.opening import open_data
     from polaformer.data.transforms import Preprocessing
     from polaformer.tasks.classification.objective import CrossEntropy
     from polaformer.training.evaluation import count

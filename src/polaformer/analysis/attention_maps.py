@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from polaformer.attention import AttentionLayer, WindowAttention
-from polaformer.attention.hydra import HydraCore
-from polaformer.attention.tables import Grid
+from polaformer.attention.mechanisms.hydra import HydraCore
 from polaformer.ops.entropy import positive_sequence_entropy
+from polaformer.ops.grid import Grid
 from polaformer.ops.windows import missing, pad_to_windows, partition
 
 T = TypeVar("T")

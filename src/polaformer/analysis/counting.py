@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from polaformer.attention import WindowAttention
-from polaformer.attention.gate import LinearGate
+from polaformer.attention.layer.gate import LinearGate
 from polaformer.backbones import Backbone, create_model
 from polaformer.backbones.published import Published, with_mechanism
 from polaformer.backbones.pvt import UnusedNorm

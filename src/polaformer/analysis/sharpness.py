@@ -14,7 +14,7 @@ from torch import Tensor
 from polaformer.attention import create
 from polaformer.extras import require
 from polaformer.ops.entropy import positive_sequence_entropy
-from polaformer.ops.variants import polarity_maps
+from polaformer.ops.polarity.variants import polarity_maps
 
 POWERS = (1.0, 2.0, 3.0, 5.0)
 DIGIT_SIDE = 8  # pixels

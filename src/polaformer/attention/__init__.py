@@ -1,8 +1,8 @@
 """Attention mechanisms ("cores"), one a file, and the multi-head layer around any of them."""
 
-from polaformer.attention.layer import AttentionLayer, PolaAttention
+from polaformer.attention.layer.attention_layer import AttentionLayer, PolaAttention
+from polaformer.attention.layer.window_attention import WindowAttention
 from polaformer.attention.registry import create, create_layer, facts, names, option_names
-from polaformer.attention.windows import WindowAttention
 
 __all__ = [
     "AttentionLayer",

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polaformer.ops.linear import reciprocal
+from polaformer.ops.polarity.plain import reciprocal
 from polaformer.ops.precision import computing_dtype, without_autocast
 
 Mask = Tensor | None  # (B, M), True where the key exists

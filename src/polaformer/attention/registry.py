@@ -5,33 +5,33 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any
 
-from polaformer.attention.angular import AngularCore
-from polaformer.attention.bigbird import BigBirdCore
-from polaformer.attention.checks import check_key_positions, check_width
 from polaformer.attention.core import Core, Facts
-from polaformer.attention.cosformer import CosformerCore
-from polaformer.attention.efficient import EfficientCore
-from polaformer.attention.enhanced import EnhancedCore
-from polaformer.attention.focused import FocusedCore
-from polaformer.attention.hedgehog import HedgehogCore
-from polaformer.attention.hydra import HydraCore
-from polaformer.attention.informer import InformerCore
-from polaformer.attention.kernelized import KernelizedCore
-from polaformer.attention.layer import AttentionLayer, PolaAttention
-from polaformer.attention.linear import LinearCore
-from polaformer.attention.linformer import LinformerCore
-from polaformer.attention.local import LocalCore
-from polaformer.attention.longformer import LongformerCore
-from polaformer.attention.mobile import MobileCore
-from polaformer.attention.nystrom import NystromCore
-from polaformer.attention.performer import PerformerCore
-from polaformer.attention.pola import PolaCore
-from polaformer.attention.reduction import reduced_grid
-from polaformer.attention.reformer import ReformerCore
-from polaformer.attention.skyformer import SkyformerCore
-from polaformer.attention.softmax import SoftmaxCore
-from polaformer.attention.synthesizer import SynthesizerCore
-from polaformer.attention.tables import Grid
+from polaformer.attention.layer.attention_layer import AttentionLayer, PolaAttention
+from polaformer.attention.layer.checks import check_key_positions, check_width
+from polaformer.attention.layer.key_reduction import reduced_grid
+from polaformer.attention.mechanisms.angular import AngularCore
+from polaformer.attention.mechanisms.bigbird import BigBirdCore
+from polaformer.attention.mechanisms.cosformer import CosformerCore
+from polaformer.attention.mechanisms.efficient import EfficientCore
+from polaformer.attention.mechanisms.enhanced import EnhancedCore
+from polaformer.attention.mechanisms.focused import FocusedCore
+from polaformer.attention.mechanisms.hedgehog import HedgehogCore
+from polaformer.attention.mechanisms.hydra import HydraCore
+from polaformer.attention.mechanisms.informer import InformerCore
+from polaformer.attention.mechanisms.kernelized import KernelizedCore
+from polaformer.attention.mechanisms.linear import LinearCore
+from polaformer.attention.mechanisms.linformer import LinformerCore
+from polaformer.attention.mechanisms.local import LocalCore
+from polaformer.attention.mechanisms.longformer import LongformerCore
+from polaformer.attention.mechanisms.mobile import MobileCore
+from polaformer.attention.mechanisms.nystrom import NystromCore
+from polaformer.attention.mechanisms.performer import PerformerCore
+from polaformer.attention.mechanisms.pola import PolaCore
+from polaformer.attention.mechanisms.reformer import ReformerCore
+from polaformer.attention.mechanisms.skyformer import SkyformerCore
+from polaformer.attention.mechanisms.softmax import SoftmaxCore
+from polaformer.attention.mechanisms.synthesizer import SynthesizerCore
+from polaformer.ops.grid import Grid
 
 _CORES: dict[str, Callable[..., Core]] = {
     "angular": AngularCore,

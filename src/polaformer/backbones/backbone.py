@@ -12,8 +12,8 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from polaformer.attention import AttentionLayer
-from polaformer.attention.tables import Grid
-from polaformer.backbones.layout import Layout, pixel_layout
+from polaformer.backbones.token_grid import Layout, pixel_layout
+from polaformer.ops.grid import Grid
 from polaformer.ops.precision import computing_dtype
 
 FORMATS = ("NCHW", "NLC")

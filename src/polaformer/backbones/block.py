@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from polaformer.attention import AttentionLayer
-from polaformer.backbones.layout import Layout
+from polaformer.backbones.token_grid import Layout
 
 
 class ConvolutionalMlp(nn.Module):

@@ -16,10 +16,9 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from polaformer.attention import AttentionLayer
-from polaformer.attention.tables import Grid, TokenTable
+from polaformer.attention.layer.token_table import TokenTable
 from polaformer.backbones.backbone import Backbone, as_grid, check_format, mean_of_existing, per_stage
 from polaformer.backbones.block import Block, initialise_linear, run_blocks
-from polaformer.backbones.layout import Layout, pad_to_multiple
 from polaformer.backbones.mechanisms import (
     check_attention_options,
     create_attention,
@@ -28,6 +27,8 @@ from polaformer.backbones.mechanisms import (
     tell_layers_apart,
 )
 from polaformer.backbones.parameter_names import translate_deit
+from polaformer.backbones.token_grid import Layout, pad_to_multiple
+from polaformer.ops.grid import Grid
 
 NORM_EPS = 1e-6
 

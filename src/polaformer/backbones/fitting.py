@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from polaformer.attention import AttentionLayer
-from polaformer.attention.parameter_names import translate_published_names
-from polaformer.attention.tables import Grid, TokenTable, resize_rows
-from polaformer.attention.windows import RelativePositions
+from polaformer.attention.layer.parameter_names import translate_published_names
+from polaformer.attention.layer.token_table import TokenTable, resize_rows
+from polaformer.attention.layer.window_attention import RelativePositions
 from polaformer.backbones.backbone import Backbone
+from polaformer.ops.grid import Grid
 from polaformer.weights.errors import Misfits
 from polaformer.weights.files import StateDict, is_plain
 

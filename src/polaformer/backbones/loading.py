@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from timm.models._features import FeatureGetterNet
 from torch import nn
 
-from polaformer.attention.tables import Grid
 from polaformer.backbones.fitting import fit, misfits, table_grids
+from polaformer.ops.grid import Grid
 from polaformer.weights.errors import Misfits, WeightsError
 from polaformer.weights.files import StateDict, read_metadata, read_state_dict, state_dict_in, write_safetensors
 

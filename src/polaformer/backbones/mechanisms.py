@@ -8,10 +8,10 @@ from typing import Any
 from torch import nn
 
 from polaformer.attention import AttentionLayer, create_layer, names, option_names
-from polaformer.attention.bigbird import BigBirdCore
-from polaformer.attention.checks import check_kernel
-from polaformer.attention.tables import Grid
+from polaformer.attention.layer.checks import check_kernel
+from polaformer.attention.mechanisms.bigbird import BigBirdCore
 from polaformer.errors import nearest
+from polaformer.ops.grid import Grid
 
 LETTERS = {"L": "pola", "S": "softmax"}  # the authors' letters for a stage: linear, softmax
 CONVOLVED = ("pola", "focused", "angular")  # published with a convolution of the values

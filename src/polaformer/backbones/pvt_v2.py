@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from polaformer.attention.tables import Grid
 from polaformer.backbones.backbone import Stage
 from polaformer.backbones.block import run_blocks
-from polaformer.backbones.layout import Layout
 from polaformer.backbones.pvt import NORM_EPS, PVT
+from polaformer.backbones.token_grid import Layout
+from polaformer.ops.grid import Grid
 
 
 class OverlappingPatches(nn.Module):

@@ -12,7 +12,6 @@ from timm.models import build_model_with_cfg, generate_default_cfgs
 from timm.models._features import FeatureGetterNet
 from torch import Tensor, nn
 
-from polaformer.attention.tables import Grid
 from polaformer.backbones import deit, pvt, pvt_v2, swin
 from polaformer.backbones.backbone import Backbone, as_grid, check_dims, per_stage
 from polaformer.backbones.deit import DeiT
@@ -23,6 +22,7 @@ from polaformer.backbones.pvt import PVT
 from polaformer.backbones.pvt_v2 import PVTv2
 from polaformer.backbones.swin import Swin
 from polaformer.errors import nearest
+from polaformer.ops.grid import Grid
 from polaformer.weights.errors import WeightsError
 
 

@@ -13,10 +13,8 @@ from timm.layers import PatchEmbed
 from torch import Tensor, nn
 
 from polaformer.attention import AttentionLayer, WindowAttention
-from polaformer.attention.tables import Grid
 from polaformer.backbones.backbone import Backbone, Stage, check_dims, per_stage
 from polaformer.backbones.block import Block, initialise_linear, run_blocks
-from polaformer.backbones.layout import Layout, pad_to_multiple
 from polaformer.backbones.mechanisms import (
     check_attention_options,
     create_attention,
@@ -26,6 +24,8 @@ from polaformer.backbones.mechanisms import (
     tell_layers_apart,
 )
 from polaformer.backbones.parameter_names import translate_swin
+from polaformer.backbones.token_grid import Layout, pad_to_multiple
+from polaformer.ops.grid import Grid
 
 NORM_EPS = 1e-5
 

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from polaformer.attention import create
 from polaformer.bench.agreement import Attention, Shape
-from polaformer.ops import backends, cpu, linear, reference
-from polaformer.ops.polarity import polarity_attention
+from polaformer.ops.polarity import backends, cpu, reference
+from polaformer.ops.polarity import plain as linear
+from polaformer.ops.polarity.operator import polarity_attention
 
 PUBLISHED_EPS = 1e-6
 DEVICES = {"torch": ("cpu", "cuda"), "cpu": ("cpu",), "triton": ("cuda",)}  # of our backends; "reference" is the truth itself

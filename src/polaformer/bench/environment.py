@@ -11,7 +11,9 @@ import torch
 
 from polaformer import __version__
 from polaformer.bench.machine import fingerprint
-from polaformer.ops import backends, convolution, cpu, native
+from polaformer.ops.gated_convolution import operator as convolution
+from polaformer.ops.native import library as native
+from polaformer.ops.polarity import backends, cpu
 from polaformer.ops.processor import why_no_bfloat16
 
 # What is told of beside the library itself; the extra that brings it, "" for what always comes.

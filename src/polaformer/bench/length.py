@@ -14,12 +14,12 @@ import torch.nn.functional as F
 
 from polaformer.bench.agreement import Shape, random_inputs
 from polaformer.bench.contenders import Contender
+from polaformer.bench.correctness import correctness, correctness_at_length, largest
 from polaformer.bench.forecast import cut, why_not
-from polaformer.bench.gate import correctness, correctness_at_length, largest
 from polaformer.bench.measure import Ratio, Timing, measure, slowdown
 from polaformer.bench.op import TOLERANCE
 from polaformer.bench.passes import Pass
-from polaformer.ops.polarity import polarity_attention
+from polaformer.ops.polarity.operator import polarity_attention
 
 NUM_HEADS, WIDTH = 8, 32
 

@@ -11,7 +11,7 @@ import torch
 
 from polaformer.bench.agreement import Shape, random_inputs
 from polaformer.bench.contenders import CONTENDERS, FOR_MEMORY, Contender
-from polaformer.bench.gate import correctness
+from polaformer.bench.correctness import correctness
 from polaformer.bench.memory import allocated_peak, resident_peak, saved_bytes
 from polaformer.bench.passes import Pass
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polaformer.attention import PolaAttention
-from polaformer.attention.gate import LinearGate
+from polaformer.attention.layer.gate import LinearGate
 from polaformer.backbones import Backbone, create_model
 from polaformer.bench.contenders import compiled
 from polaformer.bench.forecast import quickest

@@ -13,8 +13,8 @@ import torch
 
 from polaformer.bench.agreement import Inputs, Shape, random_inputs
 from polaformer.bench.contenders import SAFE, UNSAFE, YARDSTICK, Contender, working
+from polaformer.bench.correctness import correctness, correctness_at_length, largest
 from polaformer.bench.forecast import why_not
-from polaformer.bench.gate import correctness, correctness_at_length, largest
 from polaformer.bench.measure import Ratio, Timing, measure, noise, slowdown, speedup_record
 from polaformer.bench.memory import saved_bytes
 from polaformer.bench.passes import Pass

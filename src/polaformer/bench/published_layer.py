@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from polaformer.attention import PolaAttention, WindowAttention
 from polaformer.attention.core import Bias, Mask, Size, masked_softmax
-from polaformer.attention.gate import LinearGate
-from polaformer.attention.softmax import SoftmaxCore
-from polaformer.attention.tables import Grid
-from polaformer.ops import reference
+from polaformer.attention.layer.gate import LinearGate
+from polaformer.attention.mechanisms.softmax import SoftmaxCore
+from polaformer.ops.grid import Grid
+from polaformer.ops.polarity import reference
 
 
 def as_published(model: nn.Module) -> nn.Module:

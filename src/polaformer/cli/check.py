@@ -78,8 +78,8 @@ class Check:
             raise CannotWriteError(
                 f"cannot write to {target}: there is no folder {target.parent}; make it, or give another name"
             )
-        load("polaformer.data.checking")
-        from polaformer.data.checking import read_manifest, write_manifest
+        load("polaformer.data.audit")
+        from polaformer.data.audit import read_manifest, write_manifest
 
         known = None if self.manifest is None else read_manifest(self.manifest)
         with ExitStack() as stack:

@@ -172,8 +172,8 @@ def _agreement(
     import torch
 
     from polaformer.bench.agreement import differences, random_inputs
-    from polaformer.ops import reference
-    from polaformer.ops.polarity import polarity_attention
+    from polaformer.ops.polarity import reference
+    from polaformer.ops.polarity.operator import polarity_attention
 
     inputs = random_inputs(SHAPE, dtype=getattr(torch, dtype), seed=seed, magnitude=magnitude, power=power)
     attention = polarity_attention if form == "ours" else reference.published_polarity_attention

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from polaformer.data.batch import Batch
-from polaformer.data.sources import Source
+from polaformer.data.sources.opening import Source
 from polaformer.data.transforms import Transform
 
 

@@ -10,9 +10,9 @@ from PIL.Image import new as new_image
 from timm.data import auto_augment, create_transform
 from torch import Tensor
 
-from polaformer.attention.tables import Grid
 from polaformer.data.images import MOST_PIXELS
 from polaformer.errors import SettingsError
+from polaformer.ops.grid import Grid
 
 Transform = Callable[[Image], Tensor]
 # How an image of another shape becomes a square: squeezed, as the authors evaluate, or cut, as timm and torchvision do.

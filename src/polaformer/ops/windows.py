@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Grid = tuple[int, int]
+from polaformer.ops.grid import Grid
+
 APART = -100.0  # added to the score of two tokens that are neighbours by the shift alone; the value that Swin published
 
 

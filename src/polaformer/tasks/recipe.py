@@ -56,7 +56,7 @@ class Recipe(Settings):
 
     def from_anywhere(self) -> dict[str, Any]:
         """The options for JSON, with paths that hold from any folder; the names of data that are no paths stay as they are."""
-        from polaformer.data.sources import absolute
+        from polaformer.data.sources.opening import absolute
 
         data = None if self.data is None else absolute(self.data)
         checkpoint = None if self.checkpoint is None else os.path.abspath(self.checkpoint)

@@ -17,7 +17,7 @@ from polaformer.data.labelled_images import ImageReader, LabelledImages
 from polaformer.data.order import Order, Share
 from polaformer.data.randomness import derive, reseed
 from polaformer.data.samples import Samples, batches
-from polaformer.data.sources import DIGITS, Data, digest_of_names, open_data
+from polaformer.data.sources.opening import DIGITS, Data, digest_of_names, open_data
 from polaformer.data.transforms import Preprocessing, Transform, training_transform
 from polaformer.errors import SettingsError, raise_all
 from polaformer.tasks.classification import figures
@@ -25,7 +25,7 @@ from polaformer.tasks.classification.objective import Counts, CrossEntropy
 from polaformer.tasks.classification.predictor import Classifier, describe
 from polaformer.tasks.classification.recipe import ClassificationRecipe
 from polaformer.tasks.figures import Figure
-from polaformer.training.memory import estimate
+from polaformer.training.memory_estimate import estimate
 from polaformer.training.optim import check_settings, check_trainable
 from polaformer.training.run import weights_of
 from polaformer.weights.files import read_metadata, read_state_dict

@@ -17,7 +17,7 @@ from polaformer.data.images import read_image
 from polaformer.data.labelled_images import ImageReader
 from polaformer.data.order import Share
 from polaformer.data.samples import Samples, batches
-from polaformer.data.sources import DIGITS, Source, open_data
+from polaformer.data.sources.opening import DIGITS, Source, open_data
 from polaformer.data.transforms import Preprocessing
 from polaformer.errors import DataError, SettingsError, shown
 from polaformer.tasks.classification.objective import CrossEntropy

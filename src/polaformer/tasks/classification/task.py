@@ -110,8 +110,8 @@ class Classification(Task):
         self, data: str, options: ClassificationCheck, known: Mapping[str, str] | None, begin: Callable[[int], Advance]
     ) -> Audit:
         """Reads every image of all parts."""
-        from polaformer.data.checking import check
-        from polaformer.data.sources import open_data
+        from polaformer.data.audit import check
+        from polaformer.data.sources.opening import open_data
 
         found = open_data(data, val_share=options.val_share)
         advance = begin(sum(len(source) for source in found.parts.values()))

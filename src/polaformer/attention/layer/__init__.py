@@ -1,0 +1,1 @@
+"""The multi-head layer around any mechanism, and its parts."""

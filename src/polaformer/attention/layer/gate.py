@@ -1,0 +1,69 @@
+"""The gate of Eq. 6: what the two streams are multiplied with, channel by channel.
+
+# B batch, N tokens, C channels
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, empty, nn
+
+from polaformer.attention.layer.token_table import TokenTable
+from polaformer.ops.grid import Grid
+
+GATES = ("linear", "matrix", None)
+GATE_INITS = ("default", "kaiming_uniform", "zeros", "normal", "uniform", "ones")
+
+
+class LinearGate(nn.Module):
+    """G as a projection of the input, W x + b, without an activation: the authors' code, and the 5Nd² of Eq. 10.
+
+    Not an nn.Linear, so that a model which initialises every nn.Linear in its own way leaves `gate_init` alone.
+    """
+
+    def __init__(self, dim: int, *, bias: bool = True, init: str = "default") -> None:
+        super().__init__()
+        self.weight = nn.Parameter(empty(dim, dim))
+        self.bias = nn.Parameter(empty(dim)) if bias else None
+        initialise_gate(self.weight, init)
+        if self.bias is not None:
+            if init == "default":
+                nn.init.zeros_(self.bias)
+            else:
+                nn.init.uniform_(self.bias, -(dim**-0.5), dim**-0.5)
+
+    def forward(self, x: Tensor, grid: Grid, sizes: Sequence[Grid] | None = None) -> Tensor:
+        """x (B, N, C) to factors (B, N, C)."""
+        return F.linear(x, self.weight, self.bias)
+
+
+class MatrixGate(TokenTable):
+    """G as the formula prints it: a free N × C matrix, the same for every input, resized to other grids."""
+
+    def __init__(self, size: tuple[int, int], dim: int, num_prefix_tokens: int = 0, *, init: str = "default") -> None:
+        super().__init__(size, dim, num_prefix_tokens)
+        # "Kaiming" is what the paper's own Long Range Arena rows used; for a free matrix there is no other published choice.
+        initialise_gate(self.rows, "kaiming_uniform" if init == "default" else init)
+
+    def forward(self, x: Tensor, grid: Grid, sizes: Sequence[Grid] | None = None) -> Tensor:  # type: ignore[override]
+        """Factors (N, C) for the tokens of the grid, or (B, N, C) for samples of the given sizes on it."""
+        return super().forward(grid, sizes).to(x.dtype)
+
+
+def initialise_gate(weight: Tensor, init: str) -> None:
+    """Fills weight in place: "default" as the authors' vision models do, the others as the paper's study of G does."""
+    if init == "default":
+        nn.init.trunc_normal_(weight, std=0.02)
+    elif init == "kaiming_uniform":
+        nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
+    elif init == "zeros":
+        nn.init.zeros_(weight)
+    elif init == "normal":
+        nn.init.normal_(weight)
+    elif init == "uniform":
+        nn.init.uniform_(weight)
+    elif init == "ones":
+        nn.init.ones_(weight)
+    else:
+        raise ValueError(f"gate_init is {init!r}; choose one of {', '.join(GATE_INITS)}")

@@ -1,0 +1,168 @@
+"""Softmax attention in shifted windows with relative positions, Swin's, at any size of image.
+
+# B batch, N = H·W tokens, C channels, w side of a window, L = w·w tokens of a window, n windows of an image
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import isqrt
+
+import torch
+from torch import Tensor, nn
+
+from polaformer.attention.layer.attention_layer import AttentionLayer
+from polaformer.attention.layer.checks import check_sizes, check_whole, check_width
+from polaformer.attention.mechanisms.softmax import SoftmaxCore
+from polaformer.ops.grid import Grid
+from polaformer.ops.windows import merge, pad_to_windows, partition, relative_index, shift_bias
+
+
+class RelativePositions(nn.Module):
+    """A learnable bias of the scores for each head and each offset of two tokens within a window."""
+
+    index: Tensor
+
+    def __init__(self, window: int, num_heads: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.empty((2 * window - 1) ** 2, num_heads))
+        nn.init.trunc_normal_(self.table, std=0.02)
+        self.register_buffer("index", relative_index(window), persistent=False)
+        self.register_load_state_dict_post_hook(_rebuild_index)
+
+    def forward(self) -> Tensor:
+        """(heads, L, L)."""
+        return self.table[self.index].permute(2, 0, 1)
+
+
+def _rebuild_index(module: RelativePositions, _: object) -> None:
+    """After parameters were loaded: a model that was given memory by `to_empty` has nothing of use in its buffers."""
+    side = isqrt(len(module.index))
+    module.index = relative_index(side).to(module.index.device)
+
+
+class WindowAttention(AttentionLayer):
+    """Softmax attention within windows of w×w tokens; called as `layer(x, grid=(H, W), mask=None)`.
+
+    shift: the windows lie this far to the right and below, cyclically, and tokens that meet by the cycle alone do not see each
+        other. An axis that fits into one window is not shifted.
+    A grid that windows do not fill is padded on the right and below; tokens that do not exist are no keys.
+    gate: "linear" or None; gate_init as in AttentionLayer. scale, dropout: of the softmax core.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        window: int,
+        *,
+        shift: int = 0,
+        gate: str | None = None,
+        gate_init: str = "default",
+        scale: float | None = None,
+        dropout: float = 0.0,
+        qkv_bias: bool = True,
+        proj_drop: float = 0.0,
+    ) -> None:
+        check_width(dim, num_heads)
+        core = SoftmaxCore(num_heads, dim // num_heads, scale=scale, dropout=dropout)
+        super().__init__(dim, num_heads, core, gate=gate, gate_init=gate_init, qkv_bias=qkv_bias, proj_drop=proj_drop)
+        self.window = check_whole("window", window, 1)
+        self.shift = check_whole("shift", shift, 0)
+        if shift >= window:
+            raise ValueError(f"WindowAttention: shift is {shift} but windows are {window} wide; give a smaller shift")
+        self.relative_positions = RelativePositions(window, num_heads)
+
+    def forward(
+        self,
+        x: Tensor,
+        grid: Grid | None = None,
+        mask: Tensor | None = None,
+        context: Tensor | None = None,
+        *,
+        sizes: Sequence[Grid] | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """x (B, N, C) to (B, N, C). A context or a bias is refused.
+
+        sizes: in a batch of unequal images, each is shifted as it would be alone.
+        """
+        grid = self._check_window_call(x, grid, mask, context, bias, sizes)
+        return self._by_shift(partial(self._attend, grid=grid), x, mask, [grid] if sizes is None else sizes)
+
+    def maps(
+        self,
+        x: Tensor,
+        grid: Grid | None = None,
+        mask: Tensor | None = None,
+        context: Tensor | None = None,
+        *,
+        sizes: Sequence[Grid] | None = None,
+        bias: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """The map of every window of the padded and shifted grid, {"softmax": (B·n, heads, L, L)}."""
+        grid = self._check_window_call(x, grid, mask, context, bias, sizes)
+        show = partial(self._window_maps, grid=grid)
+        return {"softmax": self._by_shift(show, x, mask, [grid] if sizes is None else sizes).flatten(0, 1)}
+
+    def _by_shift(self, function: Callable[..., Tensor], x: Tensor, mask: Tensor | None, sizes: Sequence[Grid]) -> Tensor:
+        """The function of x and mask for samples that are shifted alike at once, put together in their order."""
+        shifts = [self._shift(size) for size in sizes]
+        if len(set(shifts)) <= 1:
+            return function(x, mask, shift=shifts[0] if shifts else (0, 0))
+        groups = [[i for i, one in enumerate(shifts) if one == shift] for shift in sorted(set(shifts))]
+        parts = [function(x[group], None if mask is None else mask[group], shift=shifts[group[0]]) for group in groups]
+        order = torch.tensor([i for group in groups for i in group], device=x.device)
+        return torch.cat(parts)[order.argsort()]
+
+    def _attend(self, x: Tensor, mask: Tensor | None, *, grid: Grid, shift: Grid) -> Tensor:
+        """The output (B, N, C) for samples that are all shifted alike."""
+        windows, exists, bias = self._windows(x, mask, grid, shift)
+        out = super().forward(windows, (self.window, self.window), exists, bias=bias)
+        rows, columns = ((length + self.window - 1) // self.window for length in grid)
+        image = merge(out, self.window, (rows * self.window, columns * self.window))  # (B, H', W', C)
+        if any(shift):
+            image = image.roll(shift, dims=(1, 2))
+        return image[:, : grid[0], : grid[1]].flatten(1, 2)
+
+    def _window_maps(self, x: Tensor, mask: Tensor | None, *, grid: Grid, shift: Grid) -> Tensor:
+        """(B, n, heads, L, L) for samples that are all shifted alike."""
+        windows, exists, bias = self._windows(x, mask, grid, shift)
+        maps = super().maps(windows, (self.window, self.window), exists, bias=bias)["softmax"]
+        return maps.unflatten(0, (x.shape[0], -1))
+
+    def _windows(self, x: Tensor, mask: Tensor | None, grid: Grid, shift: Grid) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Windows (B·n, L, C), which of their tokens exist (B·n, L), None if all, and the bias, (B·n or 1, heads, L, L)."""
+        window = self.window
+        image = pad_to_windows(x.unflatten(1, grid), window)
+        exists = None
+        if mask is not None or image.shape[1:3] != grid:
+            whole = x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
+            exists = pad_to_windows(whole.unflatten(1, grid)[..., None], window)
+        bias = self.relative_positions()[None]
+        if any(shift):
+            back = (-shift[0], -shift[1])
+            image = image.roll(back, dims=(1, 2))
+            exists = None if exists is None else exists.roll(back, dims=(1, 2))
+            apart = shift_bias((image.shape[1], image.shape[2]), window, shift, x.device).to(bias.dtype)
+            bias = (bias + apart[:, None]).repeat(x.shape[0], 1, 1, 1)
+        return partition(image, window), None if exists is None else partition(exists, window)[..., 0], bias
+
+    def _shift(self, size: Grid) -> Grid:
+        return (self.shift if size[0] > self.window else 0), (self.shift if size[1] > self.window else 0)
+
+    def _check_window_call(
+        self,
+        x: Tensor,
+        grid: Grid | None,
+        mask: Tensor | None,
+        context: Tensor | None,
+        bias: Tensor | None,
+        sizes: Sequence[Grid] | None,
+    ) -> Grid:
+        if context is not None or bias is not None:
+            raise ValueError("WindowAttention: windows have neither a context nor a bias of the caller's; use AttentionLayer")
+        if grid is None:
+            raise ValueError("WindowAttention: windows are cut from a grid; give grid=(height, width)")
+        if sizes is not None:
+            check_sizes("WindowAttention", sizes, x.shape[0], grid, same_length=True)
+        return self._check_call(x, x, grid, mask)

@@ -1,0 +1,1 @@
+"""The attention mechanisms ("cores"), one per file."""

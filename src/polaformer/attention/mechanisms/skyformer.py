@@ -1,0 +1,116 @@
+"""Skyformer (Chen et al., 2021): the Gaussian kernel of kernelized attention from m landmarks, drawn anew in every call.
+
+    out = κ(Q, S) G⁻¹ κ(K, S)ᵀ V,   κ(x, y) = exp(−½ ‖x − y‖²),   G = κ(S, S) + γ,   Q and K scaled by D^-1/4 each
+    S: ⌊m/2⌋ of the queries and m − ⌊m/2⌋ of the keys, drawn with replacement: number ⌊u n⌋ of n tokens for a uniform u
+    G⁻¹ = d^-1/2 Ĝ⁻¹ d^-1/2 with d the row sums of G and Ĝ = d^-1/2 G d^-1/2; Ĝ⁻¹ by the iteration of Nyström attention
+
+Shapes: q (B, H, N, D), k and v (B, H, M, D), S (B, H, m, D), G (B, H, m, m). Samples and heads share the uniforms.
+Normaliser: none on rows, as in kernelized attention. Cost O((N + M)·m·D + m³). Parameters: none.
+Paper: Skyformer: Remodel Self-Attention with Gaussian Kernel and Nyström Method. Source: pkuzengqi/Skyformer, which draws in
+evaluation too, and so do we; an odd m, which it does not provide for, gives one landmark more to the keys.
+Departs: drawn are the tokens that exist, wherever they are, where the published code takes the first n positions and so assumes
+padding at the end; there both draw the same.
+Departs: the inverse starts from each matrix's own largest column sum; published code takes the largest of the whole batch and
+of all heads, so that samples depend on each other.
+as_published=True undoes both: of n tokens that exist, number ⌊u n⌋ is the token at that position, a zero if it is masked.
+
+# B batch, H heads, N queries, M keys, D head width, m landmarks
+"""
+
+import torch
+from torch import Tensor
+
+from polaformer.attention.core import Facts, WideCore, check_count, check_flag, check_number, zero_absent
+from polaformer.attention.mechanisms.nystrom import iterative_inverse
+
+
+class SkyformerCore(WideCore):
+    """Skyformer; num_landmarks is m, gamma is γ, iterations how often the inverse is refined; as_published: see above."""
+
+    name, facts = "skyformer", Facts("linear", approximates="kernelized", stochastic=True, together=True)
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        *,
+        num_landmarks: int = 128,
+        gamma: float = 0.1,
+        iterations: int = 6,
+        as_published: bool = False,
+    ) -> None:
+        super().__init__(num_heads, head_dim)
+        check_count(self.name, "num_landmarks", num_landmarks)
+        check_count(self.name, "iterations", iterations)
+        check_number(self.name, "gamma", gamma, above=True)
+        check_flag(self.name, "as_published", as_published)
+        self.num_landmarks, self.gamma, self.iterations, self.as_published = num_landmarks, gamma, iterations, as_published
+
+    def attend_mixed(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, queries: Tensor | None) -> Tensor:
+        """(B, H, N, D)."""
+        left, inverse, right = self._factors(q, k, mask, queries)
+        return left @ (inverse @ (right.mT @ v))
+
+    def map_mixed(self, q: Tensor, k: Tensor, mask: Tensor | None, queries: Tensor | None) -> Tensor:
+        """(B, H, N, M)."""
+        left, inverse, right = self._factors(q, k, mask, queries)
+        return left @ inverse @ right.mT
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        shown = f"num_landmarks={self.num_landmarks}, gamma={self.gamma}, iterations={self.iterations}"
+        return f"{shown}, as_published={self.as_published}"
+
+    def _factors(self, q: Tensor, k: Tensor, mask: Tensor | None, queries: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """κ(Q, S) (B, H, N, m), G⁻¹ (B, H, m, m), and κ(K, S) (B, H, M, m), which is zero for keys that do not exist."""
+        q, k = q * self.head_dim**-0.25, k * self.head_dim**-0.25
+        landmarks = self._draw(q, k, mask, queries)
+        # Distances do not depend on the origin, their digits do.
+        origin = landmarks.detach().mean(dim=2, keepdim=True)
+        q, k, landmarks = q - origin, k - origin, landmarks - origin
+        identity = torch.eye(self.num_landmarks, dtype=q.dtype, device=q.device)
+        gram = _gaussian(landmarks, landmarks) + self.gamma * identity
+        roots = gram.sum(dim=-1, keepdim=True).rsqrt()  # (B, H, m, 1)
+        normalised = iterative_inverse(roots * gram * roots.mT, self.iterations, one_start=self.as_published)
+        inverse = roots * normalised * roots.mT
+        return _gaussian(q, landmarks), inverse, zero_absent(_gaussian(k, landmarks), mask)
+
+    def _draw(self, q: Tensor, k: Tensor, mask: Tensor | None, queries: Tensor | None) -> Tensor:
+        """S, (B, H, m, D): first those of the queries, then those of the keys."""
+        uniforms = torch.rand(self.num_landmarks, dtype=torch.float32, device=q.device)
+        of_queries, of_keys = uniforms.tensor_split([self.num_landmarks // 2])
+        find = _first_positions if self.as_published else existing_tokens
+        from_queries = take_tokens(q, find(of_queries, queries, q.shape[2]))
+        return torch.cat([from_queries, take_tokens(k, find(of_keys, mask, k.shape[2]))], dim=2)
+
+
+def _gaussian(x: Tensor, y: Tensor) -> Tensor:
+    """κ, (…, i, j), of x (…, i, D) and y (…, j, D)."""
+    squares = x.square().sum(dim=-1, keepdim=True) + y.square().sum(dim=-1, keepdim=True).mT - 2 * x @ y.mT
+    # A square is not negative: what rounding makes of a zero must not grow.
+    return torch.exp(-0.5 * squares.clamp(min=0.0))
+
+
+def existing_tokens(uniforms: Tensor, mask: Tensor | None, length: int) -> Tensor:
+    """Where token number ⌊u n⌋ of the n that exist is: (B or 1, S) positions below length, for uniforms (S,).
+
+    Position 0 where none exists. Only the number of tokens that exist decides, so that padding at the end changes nothing.
+    """
+    if mask is None:
+        return (uniforms * length).long().clamp(max=length - 1)[None]
+    count = mask.sum(dim=-1, keepdim=True)
+    number = torch.minimum((uniforms * count).long(), count - 1)  # u n may round up to n
+    return torch.searchsorted(mask.cumsum(dim=-1), number + 1)
+
+
+def _first_positions(uniforms: Tensor, mask: Tensor | None, length: int) -> Tensor:
+    """As `existing_tokens`, but number ⌊u n⌋ is the position itself, as if the n tokens that exist were the first."""
+    if mask is None:
+        return existing_tokens(uniforms, None, length)
+    count = mask.sum(dim=-1, keepdim=True)
+    return torch.minimum((uniforms * count).long(), (count - 1).clamp(min=0))
+
+
+def take_tokens(x: Tensor, index: Tensor) -> Tensor:
+    """The tokens of x (B, H, N, D) at positions (B or 1, S): (B, H, S, D)."""
+    return x.gather(2, index[:, None, :, None].expand(*x.shape[:2], -1, x.shape[3]))

@@ -1,0 +1,1 @@
+"""The kinds of data that can be opened, one per file."""

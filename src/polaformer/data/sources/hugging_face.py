@@ -1,0 +1,157 @@
+"""Data sets in the form of Hugging Face, from a folder of this machine, through timm's reader."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from PIL.Image import Image
+
+from polaformer.data.images import EXTENSIONS, decode, read_file
+from polaformer.data.sources.arrow import is_plain_stream
+from polaformer.data.sources.parquet import unpacked_size
+from polaformer.errors import DataError, ImageError
+from polaformer.extras import require
+from polaformer.regular_files import MOST_BYTES, too_large
+
+PARQUET, PACKED = (".parquet", ".geoparquet", ".gpq"), (".zip", ".tar", ".h5", ".hdf5", ".lance", ".vortex")
+# What a file may become in memory: so many bytes, or so many times its size.
+MOST_UNPACKED, HIGHEST_RATIO = 2**28, 20
+
+
+class HuggingFace:
+    """One split, its images under `image` and its labels under `label`."""
+
+    def __init__(self, root: Path, split: str) -> None:
+        from timm.data.readers.reader_hfds import ReaderHfds
+
+        self.reader = ReaderHfds(str(root), split=split)
+        self.split = split
+        by_label = sorted((label, name) for name, label in self.reader.class_to_idx.items())
+        self.classes = tuple(name for _, name in by_label)
+        given = list(self.reader.dataset["label"])
+        unknown = [place for place, label in enumerate(given) if label is None or not 0 <= label < len(self.classes)]
+        if unknown:
+            raise DataError(f"{root}: {len(unknown)} images have no label, first {self.name(unknown[0])}; remove or label them")
+        self.labels = [int(label) for label in given]
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    def name(self, index: int) -> str:
+        """The split and the place in it."""
+        return f"{self.split}/{index}"
+
+    def read(self, index: int, channels: int) -> Image:
+        """The image."""
+        return decode(self.content(index), self.name(index), channels=channels)
+
+    def content(self, index: int) -> bytes:
+        """The bytes of the file, stored in its row or in a file of its own."""
+        row = self.reader.dataset.data.column("image")[index]
+        path = row["path"].as_py() if row.is_valid else None
+        if row.is_valid and row["bytes"].is_valid and (size := row["bytes"].as_buffer().size):
+            if size > MOST_BYTES:
+                raise ImageError(f"{self.name(index)} cannot be read: {too_large(size, MOST_BYTES)}; check the data set")
+            return row["bytes"].as_py()
+        if not path:
+            raise ImageError(f"{self.name(index)} cannot be read: it is missing; check the data set")
+        return read_file(path)
+
+
+def open_splits(folder: str) -> tuple[HuggingFace, HuggingFace | None]:
+    """The training split, and the validation or test split where there is one; raises DataError. Nothing is downloaded."""
+    require("data", "datasets")
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # a data set may name files in the network
+    root = Path(folder)
+    if not folder or not root.is_dir():
+        raise DataError(f"there is no folder {folder}; download the data set first, and give its folder after hfds:")
+    _check_files(root)
+    splits = _split_names(root)
+    if "train" not in splits:
+        raise DataError(f"{folder} has the splits {', '.join(splits) or 'none'}; a split 'train' is needed")
+    val = next((name for name in ("validation", "val", "test") if name in splits), None)
+    train = _open(root, "train")
+    return train, None if val is None else _open(root, val)
+
+
+def _open(root: Path, split: str) -> HuggingFace:
+    try:
+        found = HuggingFace(root, split)
+        # The reader adds the column where there is none.
+        if found.reader.dataset.data.column("image").null_count == len(found):
+            raise ValueError("there are no images")
+        return found
+    except DataError:
+        raise
+    except Exception as error:
+        # The library raises whatever its readers raise.
+        raise DataError(
+            f"{root} has no column 'image' of images and 'label' of classes ({_line(error)}); rename them"
+        ) from error
+
+
+def _check_files(root: Path) -> None:
+    """Raises for what the package `datasets` would wait for forever, or unpack until memory or the disk is full."""
+    seen: set[str] = set()
+    for folder, folders, names in os.walk(root, followlinks=True):
+        where = os.path.realpath(folder)
+        if where in seen:  # a link back
+            folders.clear()
+            continue
+        seen.add(where)
+        for path in (Path(folder, name) for name in names):
+            if path.exists() and (problem := _problem(path)):
+                raise DataError(f"{path} {problem}")
+
+
+def _problem(path: Path) -> str | None:
+    from datasets.utils.extract import Extractor
+
+    if not path.is_file():
+        return "is not a regular file; remove it from the data set"
+    ending = path.suffix.lower()
+    if ending in EXTENSIONS:
+        return None  # read here, one at a time
+    about = path.stat()
+    on_disk = min(about.st_size, getattr(about, "st_blocks", about.st_size) * 512)
+    if ending in PARQUET:
+        most = max(MOST_UNPACKED, HIGHEST_RATIO * on_disk)
+        try:
+            unpacked = unpacked_size(path, most)
+        except Exception as error:
+            return f"is no whole Parquet file ({_line(error)}); fetch it again"
+        if unpacked > most:
+            return (
+                f"would take {unpacked:,} bytes in memory, more than the {most:,} that are allowed; store its images as files"
+            )
+    elif about.st_size > max(MOST_BYTES, on_disk):
+        return f"cannot be read: {too_large(about.st_size, max(MOST_BYTES, on_disk))}; remove it from the data set"
+    elif ending == ".arrow":
+        return _problem_of_arrow(path)
+    elif ending in PACKED or Extractor.infer_extractor_format(path):
+        return "is an archive or compressed; unpack it, and remove it from the data set"
+    return None
+
+
+def _problem_of_arrow(path: Path) -> str | None:
+    try:
+        if is_plain_stream(path):
+            return None
+        what = "it is compressed, or has columns of other types than numbers, texts, structures and lists"
+    except Exception as error:
+        what = _line(error)
+    return f"is no Arrow stream that can be used: {what}; write it again with Dataset.to_parquet"
+
+
+def _split_names(root: Path) -> list[str]:
+    import datasets
+
+    try:
+        found: Any = datasets.get_dataset_split_names(str(root))
+    except Exception as error:
+        raise DataError(f"{root} is no data set that the package `datasets` can read: {_line(error)}; check it") from error
+    return list(found)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

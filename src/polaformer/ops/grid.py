@@ -1,0 +1,3 @@
+"""The size of an image of tokens."""
+
+Grid = tuple[int, int]  # (height, width)

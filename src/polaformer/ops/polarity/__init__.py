@@ -1,0 +1,1 @@
+"""Polarity-aware linear attention: the operator and its backends."""
