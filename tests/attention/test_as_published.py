@@ -154,4 +154,4 @@ def test_what_reads_masked_tokens_is_known():
     sized = {"max_length": 8}
     cores = {name: create(name, **(sized if attention.facts(name).needs_length else {})) for name in published}
     assert published == ["informer", "linear", "linformer", "local", "nystrom", "performer", "skyformer"]
-    assert [name for name, core in cores.items() if core.reads_masked] == ["informer", "linear", "local"]
+    assert [name for name, core in cores.items() if core.facts.reads_masked] == ["informer", "linear", "local"]

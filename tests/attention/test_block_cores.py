@@ -99,7 +99,7 @@ def test_content_under_the_mask_changes_neither_result_nor_gradients(name):
 
     clean = run(None, None, None)
     # A query of a masked token is its own affair, unless tokens are mixed before they attend.
-    found = run(math.nan if create(name).facts.together else None, math.nan, math.inf)
+    found = run(math.nan if create(name).facts.mixes_queries else None, math.nan, math.inf)
     for x, wanted in zip(found, clean, strict=True):
         torch.testing.assert_close(x, wanted)
 
@@ -192,17 +192,17 @@ def test_other_tokens_as_keys_are_refused(name):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("local", {"block": 0}, "attention 'local': block is 0; give a whole number of at least 1"),
+        ("local", {"block": 0}, "attention 'local': block is 0; give an integer ≥ 1"),
         ("longformer", {"window": 7}, r"window is 7; give an even number of at least 2 \(e.g. 512\), or how many"),
         ("longformer", {"window": 0}, "window is 0; give an even number"),
         ("longformer", {"window": (3, -1)}, r"window is \(3, -1\); .* a pair of whole numbers of at least 0"),
         ("longformer", {"window": (3,)}, r"window is \(3,\)"),
-        ("bigbird", {"block": 2.0}, "block is 2.0; give a whole number of at least 1"),
+        ("bigbird", {"block": 2.0}, "block is 2.0; give an integer ≥ 1"),
         ("bigbird", {"window": 4}, "window is 4; give an odd number of blocks"),
-        ("bigbird", {"num_random": -1}, "num_random is -1; give a whole number of at least 0"),
-        ("bigbird", {"seed": None}, "seed is None; give a whole number of at least 0"),
-        ("reformer", {"chunk": -4}, "chunk is -4; give a whole number of at least 1"),
-        ("reformer", {"num_hashes": 0}, "num_hashes is 0; give a whole number of at least 1"),
+        ("bigbird", {"num_random": -1}, "num_random is -1; give an integer ≥ 0"),
+        ("bigbird", {"seed": None}, "seed is None; give an integer ≥ 0"),
+        ("reformer", {"chunk": -4}, "chunk is -4; give an integer ≥ 1"),
+        ("reformer", {"num_hashes": 0}, "num_hashes is 0; give an integer ≥ 1"),
         ("reformer", {"num_buckets": 5}, "num_buckets is 5; give an even number, or None"),
     ],
 )

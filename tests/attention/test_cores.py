@@ -115,7 +115,7 @@ def test_linear_attention_keeps_its_digits_for_negative_inputs():
     "heads", [{"num_heads": 0, "head_dim": 4}, {"num_heads": 2, "head_dim": -4}, {"num_heads": 2, "head_dim": 2.0}]
 )
 def test_impossible_heads_are_refused(label, heads):
-    with pytest.raises(ValueError, match="give a whole number of at least 1"):
+    with pytest.raises(ValueError, match="give an integer ≥ 1"):
         attention.create(label, **heads)
 
 
@@ -175,7 +175,7 @@ def test_without_learn_scale_there_is_no_scale():
 
 
 def test_unknown_names_and_options_are_refused_with_a_hint():
-    with pytest.raises(ValueError, match=r"there is no mechanism 'sofmax'; choose one of .*; did you mean 'softmax'\?"):
+    with pytest.raises(ValueError, match=r"there is no mechanism 'sofmax'; did you mean 'softmax'\? choose one of"):
         attention.create("sofmax", num_heads=2, head_dim=4)
     with pytest.raises(TypeError, match="'pola' does not take alhpa; its options are: alpha, polarity"):
         attention.create("pola", num_heads=2, head_dim=4, alhpa=3)

@@ -180,7 +180,7 @@ def test_explicit_maps_are_what_forward_applies(label, masked):
     torch.manual_seed(3)
     maps = core.weights(q, k, mask=mask)
     assert all(one.shape == (BATCH, HEADS, length, length) for one in maps.values())
-    values = v if mask is None or getattr(core, "reads_masked", False) else v.masked_fill(~mask[:, None, :, None], 0.0)
+    values = v if mask is None or core.facts.reads_masked else v.masked_fill(~mask[:, None, :, None], 0.0)
     torch.testing.assert_close(out, core.apply_maps(maps, values), rtol=1e-9, atol=1e-9)
     if mask is not None and "published" not in label:
         assert all((one * ~mask[:, None, None, :] == 0).all() for one in maps.values())
@@ -194,7 +194,7 @@ def test_law_content_under_the_mask_changes_nothing(name):
     q, k, v = qkv()
     for content in (0.0, 1e3, float("nan"), float("inf")):
         # Keys and values; and queries, where a masked token is none.
-        seen = q.masked_fill(hidden, content) if attention.facts(name).together else q.clone()
+        seen = q.masked_fill(hidden, content) if attention.facts(name).mixes_queries else q.clone()
         leaves = [x.requires_grad_() for x in (seen, k.masked_fill(hidden, content), v.masked_fill(hidden, content))]
         out = call(core, *leaves, mask=mask).masked_fill(hidden, 0.0)
         gradients = torch.autograd.grad(out.square().sum(), leaves, materialize_grads=True)
@@ -464,11 +464,11 @@ def test_a_scale_near_zero_gives_no_nan():
     [
         ("softmax", {"scale": "x"}, "scale is 'x'; give a number"),
         ("softmax", {"scale": float("nan")}, "scale is nan; give a number"),
-        ("softmax", {"dropout": 1.0}, "dropout is 1.0; give a number of at least 0 and below 1"),
-        ("kernelized", {"dropout": "x"}, "dropout is 'x'; give a number of at least 0 and below 1"),
-        ("focused", {"focusing_factor": "3"}, "focusing_factor is '3'; give a number above 0"),
-        ("focused", {"eps": -1.0}, "eps is -1.0; give a number of at least 0"),
-        ("skyformer", {"gamma": True}, "gamma is True; give a number above 0"),
+        ("softmax", {"dropout": 1.0}, "dropout is 1.0; give a number ≥ 0 and < 1"),
+        ("kernelized", {"dropout": "x"}, "dropout is 'x'; give a number ≥ 0 and < 1"),
+        ("focused", {"focusing_factor": "3"}, "focusing_factor is '3'; give a number > 0"),
+        ("focused", {"eps": -1.0}, "eps is -1.0; give a number ≥ 0"),
+        ("skyformer", {"gamma": True}, "gamma is True; give a number > 0"),
         ("performer", {"as_published": "no"}, "as_published is 'no'; give True or False"),
         ("local", {"as_published": 1}, "as_published is 1; give True or False"),
     ],
@@ -490,7 +490,7 @@ def test_names_and_sizes_that_make_no_sense_are_refused():
         for function in (attention.facts, attention.option_names):
             with pytest.raises(ValueError, match="attention: there is no mechanism"):
                 function(name)
-    with pytest.raises(ValueError, match="num_heads is 0; give a whole number of at least 1"):
+    with pytest.raises(ValueError, match="num_heads is 0; give an integer ≥ 1"):
         attention.create_layer("hydra", 8, 0)
     with pytest.raises(ValueError, match="key_positions is 'ab'"):
         attention.create_layer("focused", 8, 2, tokens="ab")
@@ -508,7 +508,7 @@ def test_an_additive_bias_is_refused_by_all_but_softmax(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_impossible_heads_are_refused(name):
     for heads in ({"num_heads": 0, "head_dim": 4}, {"num_heads": 2, "head_dim": -4}, {"num_heads": 2, "head_dim": 2.0}):
-        with pytest.raises(ValueError, match="give a whole number of at least 1"):
+        with pytest.raises(ValueError, match="give an integer ≥ 1"):
             attention.create(name, **heads, **SMALL.get(name, {}))
 
 

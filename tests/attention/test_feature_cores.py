@@ -231,12 +231,12 @@ def test_what_is_called_linear_forms_nothing_of_queries_by_keys(label, masked):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("performer", {"num_features": 0}, "'performer': num_features is 0; give a whole number of at least 1"),
-        ("cosformer", {"max_length": 1.5}, "'cosformer': max_length is 1.5; give a whole number of at least 1"),
-        ("linformer", {"max_length": 0}, "'linformer': max_length is 0; give a whole number of at least 1"),
-        ("linformer", {"max_length": 4, "rank": -1}, "'linformer': rank is -1; give a whole number of at least 1"),
-        ("synthesizer", {"max_length": True}, "'synthesizer': max_length is True; give a whole number of at least 1"),
-        ("kernelized", {"dropout": 1.0}, "'kernelized': dropout is 1.0; give a number of at least 0 and below 1"),
+        ("performer", {"num_features": 0}, "'performer': num_features is 0; give an integer ≥ 1"),
+        ("cosformer", {"max_length": 1.5}, "'cosformer': max_length is 1.5; give an integer ≥ 1"),
+        ("linformer", {"max_length": 0}, "'linformer': max_length is 0; give an integer ≥ 1"),
+        ("linformer", {"max_length": 4, "rank": -1}, "'linformer': rank is -1; give an integer ≥ 1"),
+        ("synthesizer", {"max_length": True}, "'synthesizer': max_length is True; give an integer ≥ 1"),
+        ("kernelized", {"dropout": 1.0}, "'kernelized': dropout is 1.0; give a number ≥ 0 and < 1"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_at_construction(name, options, message):

@@ -289,13 +289,13 @@ def test_facts_and_settings_are_shown():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("nystrom", {"num_landmarks": 0}, "'nystrom': num_landmarks is 0; give a whole number of at least 1"),
-        ("nystrom", {"iterations": 2.0}, "'nystrom': iterations is 2.0; give a whole number"),
-        ("skyformer", {"num_landmarks": -3}, "'skyformer': num_landmarks is -3; give a whole number"),
-        ("skyformer", {"iterations": 0}, "'skyformer': iterations is 0; give a whole number"),
-        ("skyformer", {"gamma": 0.0}, "'skyformer': gamma is 0.0; give a number above 0"),
-        ("skyformer", {"gamma": float("nan")}, "'skyformer': gamma is nan; give a number above 0"),
-        ("informer", {"factor": 0}, "'informer': factor is 0; give a whole number of at least 1"),
+        ("nystrom", {"num_landmarks": 0}, "'nystrom': num_landmarks is 0; give an integer ≥ 1"),
+        ("nystrom", {"iterations": 2.0}, "'nystrom': iterations is 2.0; give an integer"),
+        ("skyformer", {"num_landmarks": -3}, "'skyformer': num_landmarks is -3; give an integer"),
+        ("skyformer", {"iterations": 0}, "'skyformer': iterations is 0; give an integer"),
+        ("skyformer", {"gamma": 0.0}, "'skyformer': gamma is 0.0; give a number > 0"),
+        ("skyformer", {"gamma": float("nan")}, "'skyformer': gamma is nan; give a number > 0"),
+        ("informer", {"factor": 0}, "'informer': factor is 0; give an integer ≥ 1"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(name, options, message):

@@ -115,7 +115,7 @@ def test_a_mask_belongs_to_the_context():
     torch.testing.assert_close(layer(x, context=context, mask=mask), layer(x, context=context[:, :6]))
 
 
-MIXING = [name for name in attention.names() if attention.facts(name).cross and attention.facts(name).together]
+MIXING = [name for name in attention.names() if attention.facts(name).cross and attention.facts(name).mixes_queries]
 FEW = {"nystrom": {"num_landmarks": 4}, "skyformer": {"num_landmarks": 6}}
 
 

@@ -8,7 +8,7 @@ import torch
 import polaformer
 from models import images, small
 from polaformer.attention import AttentionLayer, PolaAttention, WindowAttention
-from polaformer.backbones.mechanisms import mechanism_of_stages
+from polaformer.backbones.config import stage_mechanisms
 
 FAMILIES = ["pola_deit_tiny", "pola_pvt_tiny", "pola_pvt_v2_b0", "pola_swin_tiny"]
 
@@ -114,14 +114,14 @@ def test_deit_without_a_class_token_pools_the_patches():
         (ValueError, "no mechanism 'LLS'", "pola_swin_tiny", {"attention": "LLS"}),
         (ValueError, "no mechanism 'LLMS3'", "pola_swin_tiny", {"attention": "LLMS3"}),
         (ValueError, "depths is .2, 2., 2 values for 4 stages", "pola_pvt_tiny", {"depths": (2, 2)}),
-        (ValueError, "num_heads is 0; give positive whole numbers", "pola_pvt_tiny", {"num_heads": 0}),
+        (ValueError, "num_heads is 0; give positive integers", "pola_pvt_tiny", {"num_heads": 0}),
         (ValueError, "dim 64 cannot be shared out among 3 heads", "pola_pvt_tiny", {"num_heads": 3}),
         (ValueError, "img_size is 'large'", "pola_pvt_tiny", {"img_size": "large"}),
         (ValueError, "img_size is -1", "pola_pvt_tiny", {"img_size": -1}),
         (ValueError, "global_pool is 'max'", "pola_swin_tiny", {"global_pool": "max"}),
         (
             TypeError,
-            "attention_options holds gates=1, which no stage can honour; pola here takes alpha",
+            "attention_options has gates=1, which no stage supports; pola here takes alpha",
             "pola_deit_tiny",
             {"attention_options": {"gates": 1}},
         ),
@@ -130,15 +130,15 @@ def test_deit_without_a_class_token_pools_the_patches():
         (ValueError, "in_chans is 0", "pola_swin_tiny", {"in_chans": 0}),
         (ValueError, "patch_size is 0", "pola_swin_tiny", {"patch_size": 0}),
         (ValueError, "dims is 64; give the channels of each stage", "pola_pvt_tiny", {"dims": 64}),
-        (ValueError, "dims is .*positive whole numbers", "pola_swin_tiny", {"dims": (8.0, 8, 8, 8)}),
-        (ValueError, "dims is 192.0; give positive whole numbers", "pola_deit_tiny", {"dims": 192.0}),
-        (ValueError, "depths is 1.5; give positive whole numbers", "pola_pvt_tiny", {"depths": 1.5}),
+        (ValueError, "dims is .*positive integers", "pola_swin_tiny", {"dims": (8.0, 8, 8, 8)}),
+        (ValueError, "dims is 192.0; give positive integers", "pola_deit_tiny", {"dims": 192.0}),
+        (ValueError, "depths is 1.5; give positive integers", "pola_pvt_tiny", {"depths": 1.5}),
         (ValueError, "alpha is '4'", "softmax_pvt_tiny", {"alpha": "4"}),
         (ValueError, "kernel_size is 4", "softmax_pvt_tiny", {"kernel_size": 4}),
         (ValueError, "attention is 5; give one of", "pola_pvt_tiny", {"attention": 5}),
         (ValueError, "proj_drop_rate is 'x'", "pola_pvt_tiny", {"proj_drop_rate": "x"}),
         (TypeError, "attention_options is a list", "softmax_pvt_tiny", {"attention_options": ["gate"]}),
-        (TypeError, "attention_options holds gat=1, which", "softmax_pvt_tiny", {"attention_options": {"gat": 1}}),
+        (TypeError, "attention_options has gat=1, which", "softmax_pvt_tiny", {"attention_options": {"gat": 1}}),
         (TypeError, "out_indices chooses features; give features_only=True", "pola_pvt_tiny", {"out_indices": [0]}),
         (TypeError, "features_only is 'no'", "pola_pvt_tiny", {"features_only": "no"}),
         (ValueError, "mlp_ratio is 0.001, which leaves no channel of 64", "pola_pvt_tiny", {"mlp_ratios": 0.001}),
@@ -182,9 +182,9 @@ def test_wrong_input_gets_a_clear_error(name, error, message, x, mask):
 
 
 def test_mechanism_of_stages_says_what_is_allowed():
-    with pytest.raises(ValueError, match=r"give one of angular, .* softmax, synthesizer for all stages, 4 of them with commas"):
-        mechanism_of_stages("none", 4)
-    assert mechanism_of_stages("L", 1) == ("pola",)
+    with pytest.raises(ValueError, match=r"give one of angular, .* softmax, synthesizer for all stages, 4 of them separated by commas"):
+        stage_mechanisms("none", 4)
+    assert stage_mechanisms("L", 1) == ("pola",)
 
 
 def test_create_model_has_the_documented_arguments():

@@ -11,7 +11,7 @@ import polaformer
 from models import SMALL, images, small
 from polaformer.attention import AttentionLayer, PolaAttention, WindowAttention
 from polaformer.backbones.block import Block
-from polaformer.backbones.token_grid import Layout
+from polaformer.backbones.token_layout import TokenLayout
 
 FAMILIES = ["pola_deit_tiny", "pola_pvt_tiny", "pola_pvt_v2_b0", "pola_swin_tiny"]
 
@@ -39,9 +39,9 @@ def test_a_dropped_branch_leaves_its_sample_as_it_was(name):
     block.drop_path = DropPath(0.5)
     grid = (8, 8)
     x = torch.randn(64, 64 + block.attn.num_prefix_tokens, block.attn.dim)
-    whole = block.eval()(x, Layout(grid)) - x
+    whole = block.eval()(x, TokenLayout(grid)) - x
     attended = block.attn(block.norm1(x), grid)
-    kept_both = torch.stack([block.train()(x, Layout(grid)) - x for _ in range(3)]).detach()
+    kept_both = torch.stack([block.train()(x, TokenLayout(grid)) - x for _ in range(3)]).detach()
     same = [torch.isclose(one, torch.zeros(()), atol=1e-6).all(dim=(1, 2)) for one in kept_both]
     assert any(0 < rows.sum() < 32 for rows in same)  # a quarter on average: both branches dropped
     only_attention = [torch.isclose(one, 2 * attended, rtol=1e-4, atol=1e-4).all(dim=(1, 2)).sum() for one in kept_both]

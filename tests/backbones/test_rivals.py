@@ -9,7 +9,7 @@ from models import images, small
 from polaformer import attention
 from polaformer.attention import AttentionLayer, WindowAttention
 from polaformer.attention.layer.gate import MatrixGate
-from polaformer.backbones.token_grid import Layout
+from polaformer.backbones.token_layout import TokenLayout
 
 FAMILIES = {
     "pola_deit_tiny": "{0}",
@@ -69,10 +69,10 @@ def test_enhanced_attention_brings_a_convolution_into_the_mlp_and_the_class_toke
     block = small("pola_deit_tiny", attention="enhanced").blocks[0]
     assert isinstance(block.mlp.dwconv, nn.Conv2d)
     hidden = torch.randn(1, 5, 16)
-    out = block.feed_forward(hidden, Layout((2, 2)))
+    out = block.feed_forward(hidden, TokenLayout((2, 2)))
     nn.init.zeros_(block.mlp.dwconv.weight)
     nn.init.zeros_(block.mlp.dwconv.bias)
-    without = block.feed_forward(hidden, Layout((2, 2)))
+    without = block.feed_forward(hidden, TokenLayout((2, 2)))
     assert torch.equal(out[:, 0], without[:, 0])
     assert not torch.isclose(out[:, 1:], without[:, 1:]).any()
     mixed = small("pola_swin_tiny", attention="enhanced,pola,softmax,softmax")

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from polaformer.attention import AttentionLayer, WindowAttention
-from polaformer.attention.mechanisms.hydra import HydraCore
 from polaformer.ops.entropy import positive_sequence_entropy
 from polaformer.ops.grid import Grid
 from polaformer.ops.windows import missing, pad_to_windows, partition
@@ -135,7 +134,7 @@ def _num_weights(layer: AttentionLayer, x: Tensor, context: Tensor | None = None
     """The entries of one map of the layer, before it is made; those of windows on the grid, and of all channels of Hydra's."""
     num_keys = (x if context is None else context).shape[1]
     ratio = 1 if layer.key_reduction is None else layer.key_reduction.ratio
-    num_maps = layer.core.head_dim if isinstance(layer.core, HydraCore) else 1
+    num_maps = layer.core.head_dim if layer.core.facts.num_maps is None else 1
     return num_maps * x.shape[0] * layer.num_heads * x.shape[1] * -(-num_keys // ratio**2)
 
 

@@ -3,54 +3,97 @@
 # B batch, H heads, N queries, M keys, D head width, F features
 """
 
-from math import inf
-from typing import ClassVar, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polaformer.arguments import check_integer
+from polaformer.ops.grid import Grid
 from polaformer.ops.polarity.plain import reciprocal
 from polaformer.ops.precision import computing_dtype, without_autocast
 
 Mask = Tensor | None  # (B, M), True where the key exists
 Bias = Tensor | None  # additive, broadcastable to (B, H, N, M)
-Size = tuple[int, int] | None  # (height, width) of the queries
+Size = Grid | None  # (height, width) of the queries
 Maps = dict[str, Tensor]  # by name, each (B, H, N, M)
 
 
-class Facts(NamedTuple):
-    """What a mechanism is, for tables and for those who choose one.
+class LayerParts(NamedTuple):
+    """What surrounds a mechanism where it was published: parts of the layer and of the block.
 
-    cost: how its time grows with the number of tokens: "linear", "n log n" or "quadratic".
-    approximates: the mechanism whose result it aims at; None: a formula of its own.
+    gate, conv, kernel_size: arguments of AttentionLayer. key_positions: the keys have a table of positions.
+    local_mlp: the block's MLP has a depthwise convolution.
+    core_options: the core's own arguments in the published models, where they differ from its defaults.
+    """
+
+    gate: str | None = None
+    conv: str | None = None
+    kernel_size: int = 5
+    key_positions: bool = False
+    local_mlp: bool = False
+    core_options: Mapping[str, Any] = {}
+
+    def layer_options(self, tokens: int | Grid | None) -> dict[str, Any]:
+        """The arguments of AttentionLayer for a native number of tokens, or (height, width) of their grid."""
+        options: dict[str, Any] = {"gate": self.gate, "conv": self.conv, "kernel_size": self.kernel_size}
+        return options | {"key_positions": tokens if self.key_positions else None}
+
+
+class Facts(NamedTuple):
+    """What a mechanism is. A core declares it on its class; an instance whose options change a fact replaces its own copy.
+
+    cost: how the time grows with the number of tokens: "linear", "n log n" or "quadratic".
+    approximates: the mechanism whose result it aims at; None: it has a formula of its own.
     stochastic: it draws random numbers in every call, from PyTorch's generator.
-    cross: queries may be other tokens than keys, in the same number or another.
-    together: what a query gets depends on the other queries too. Masked tokens are then no queries either, unless queries are
-        other tokens than keys.
-    needs_length: `max_length`, the largest number of tokens, is one of its arguments, without a default.
+    seeded: it draws a random pattern once, from its argument `seed`; the layers of a model get different seeds.
+    cross: queries may be other tokens than keys, in the same or another number.
+    mixes_queries: the output of a query depends on the other queries too. Masked tokens are then left out as queries as well,
+        unless queries are other tokens than keys.
+    sized_by: its arguments that are numbers of tokens and have no default: "max_length" (tokens) and "max_keys" (keys).
+    max_length, max_keys: how many tokens and keys an instance takes; None: any number.
+    num_maps: how many maps each head has; None: one per channel.
+    distributions: the rows of every map are non-negative and sum to 1.
+    reads_masked: masked tokens are not zeroed, neither by the core nor by the layer: what is published reads them.
+    in_windows: in Swin it attends within shifted windows, by WindowAttention.
+    published: what surrounds it where it was published.
     """
 
     cost: str
     approximates: str | None = None
     stochastic: bool = False
+    seeded: bool = False
     cross: bool = True
-    together: bool = False
-    needs_length: bool = False
+    mixes_queries: bool = False
+    sized_by: tuple[str, ...] = ()
+    max_length: int | None = None
+    max_keys: int | None = None
+    num_maps: int | None = 1
+    distributions: bool = True
+    reads_masked: bool = False
+    in_windows: bool = False
+    published: LayerParts = LayerParts()
+
+    @property
+    def needs_length(self) -> bool:
+        """Whether `max_length`, the largest number of tokens, must be given."""
+        return "max_length" in self.sized_by
 
 
 class Core(Protocol):
     """An attention mechanism: a module that maps q, k and v to outputs and can show the maps that it applies.
 
     q (B, H, N, D), k and v (B, H, M, D), mask (B, M) True where the key exists, bias additive and broadcastable to
-    (B, H, N, M), grid the (height, width) of the queries. cross: queries are other tokens than keys, also where there are as
-    many; N != M says so by itself. A core that cannot honour an argument refuses it. The layer zeroes masked tokens before
-    anything else, unless the core has an attribute `reads_masked` that is true.
+    (B, H, N, M), grid the (height, width) of the queries. cross: queries are other tokens than keys, even if N = M; N != M
+    implies it. A core that does not support an argument refuses it. The layer zeroes masked tokens first, unless
+    `facts.reads_masked`.
     """
 
     num_heads: int
     head_dim: int
-    facts: ClassVar[Facts]
+    facts: Facts
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None, cross: bool = False
@@ -72,20 +115,24 @@ class Core(Protocol):
 class WideCore(nn.Module):
     """A core that computes in float32 (float64 for float64), whatever it is given, and takes no additive bias.
 
-    A mechanism writes `attend` and, where there is a map, `map`. Both get q, k and v in the computing dtype, with autocast off,
-    and k and v zeroed (also where they are NaN) under the mask; so is q, where queries are mixed and are the same tokens. One
-    that mixes queries and takes other tokens too writes `attend_mixed` and `map_mixed` instead.
-    reads_masked: nothing is zeroed, here or in the layer: what is published may read what lies under the mask.
+    A mechanism implements `attend` and, if it has a map, `map`. Both get q, k and v in the computing dtype, with autocast off;
+    masked positions of k and v are zero (even if they were NaN), and so are those of q if the mechanism mixes queries and they
+    are the same tokens. A mechanism that mixes queries and supports other tokens as queries implements `attend_mixed` and
+    `map_mixed` instead.
     """
 
     name: ClassVar[str]
-    facts: ClassVar[Facts]
-    reads_masked: bool = False
+    facts: Facts
 
     def __init__(self, num_heads: int, head_dim: int) -> None:
         super().__init__()
         check_heads(self.name, num_heads, head_dim)
         self.num_heads, self.head_dim = num_heads, head_dim
+
+    @property
+    def where(self) -> str:
+        """How messages name the mechanism."""
+        return f"attention {self.name!r}"
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None, cross: bool = False
@@ -193,11 +240,11 @@ def _maps(q: Tensor, k: Tensor, mask: Tensor | None, cross: bool, core: WideCore
 def _existing_queries(q: Tensor, k: Tensor, mask: Tensor | None, cross: bool, core: WideCore) -> Tensor | None:
     """The mask of the queries (B, N), where they are mixed: that of the keys, where they are the same tokens; None: no mask."""
     same_tokens = not cross and q.shape[2] == k.shape[2]
-    return mask if core.facts.together and same_tokens else None
+    return mask if core.facts.mixes_queries and same_tokens else None
 
 
 def _zeroed(x: Tensor, mask: Tensor | None, core: WideCore) -> Tensor:
-    return zero_absent(x, None if core.reads_masked else mask)
+    return zero_absent(x, None if core.facts.reads_masked else mask)
 
 
 def zero_absent(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -305,30 +352,10 @@ def _check_mask(where: str, mask: Tensor, k: Tensor) -> None:
         raise ValueError(f"{where}: mask is on {mask.device} but k on {k.device}; move one")
 
 
-def check_flag(name: str, what: str, given: bool) -> None:
-    """Raises unless an argument of a mechanism is True or False."""
-    if not isinstance(given, bool):
-        raise TypeError(f"attention {name!r}: {what} is {given!r}; give True or False")
-
-
-def check_number(name: str, what: str, given: float, *, least: float = 0.0, below: float = inf, above: bool = False) -> None:
-    """Raises unless an argument of a mechanism is a number from `least` (above it, if so) on and below `below`."""
-    is_number = isinstance(given, int | float) and not isinstance(given, bool)
-    if not is_number or not (least < given if above else least <= given) or not given < below:
-        bounds = f"{'above' if above else 'of at least'} {least:g}" + ("" if below == inf else f" and below {below:g}")
-        raise ValueError(f"attention {name!r}: {what} is {given!r}; give a number {bounds}")
-
-
 def check_heads(name: str, num_heads: int, head_dim: int) -> None:
     """Raises unless there is at least one head with at least one channel."""
     for what, given in (("num_heads", num_heads), ("head_dim", head_dim)):
-        check_count(name, what, given)
-
-
-def check_count(name: str, what: str, given: int) -> None:
-    """Raises unless an argument of a mechanism is a whole number of at least 1."""
-    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
-        raise ValueError(f"attention {name!r}: {what} is {given!r}; give a whole number of at least 1")
+        check_integer(f"attention {name!r}", what, given)
 
 
 def check_length(name: str, most: int, given: int, *, what: str = "tokens", argument: str = "max_length") -> None:

@@ -1,8 +1,7 @@
 """The attention mechanisms by name, and the layer that each is published in; polaformer.attention.core says what a core is."""
 
 import inspect
-from collections.abc import Callable
-from difflib import get_close_matches
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from polaformer.attention.core import Core, Facts
@@ -31,6 +30,7 @@ from polaformer.attention.mechanisms.reformer import ReformerCore
 from polaformer.attention.mechanisms.skyformer import SkyformerCore
 from polaformer.attention.mechanisms.softmax import SoftmaxCore
 from polaformer.attention.mechanisms.synthesizer import SynthesizerCore
+from polaformer.errors import nearest
 from polaformer.ops.grid import Grid
 
 _CORES: dict[str, Callable[..., Core]] = {
@@ -57,6 +57,8 @@ _CORES: dict[str, Callable[..., Core]] = {
     "softmax": SoftmaxCore,
     "synthesizer": SynthesizerCore,
 }
+# Mechanisms with a layer class of their own, which creates its core itself.
+_LAYERS: dict[str, type[AttentionLayer]] = {"pola": PolaAttention}
 
 
 def names() -> list[str]:
@@ -91,57 +93,46 @@ def create(name: str, *, num_heads: int, head_dim: int, **options: Any) -> Core:
 def create_layer(
     name: str, dim: int, num_heads: int, *, tokens: int | Grid | None = None, num_prefix_tokens: int = 0, **options: Any
 ) -> AttentionLayer:
-    """The multi-head layer around the mechanism called `name`, with what it is published with unless options say otherwise.
+    """The multi-head layer around the mechanism called `name`, with the parts it is published with unless options differ.
 
-    That is, for pola: gate, 5×5 depthwise convolution, key positions; for focused: the same without the gate; for angular: a
-    convolution over the sequence with 9 taps; for the others: nothing beside the projections.
+    `facts(name).published` lists them: for pola a gate, a 5×5 depthwise convolution and key positions; for focused the same
+    without the gate; for angular a convolution over the sequence with 9 taps; for the others nothing but the projections.
     tokens: the native number of tokens of a sequence, or the (height, width) of a grid; without it, nothing is sized by it.
     options: arguments of AttentionLayer and of the core.
     """
     check_width(dim, num_heads)
-    tokens = check_key_positions(tokens)
+    tokens, about = check_key_positions(tokens), facts(name)
     layer_arguments = set(inspect.signature(AttentionLayer).parameters) - {"dim", "num_heads", "core"}
-    own = option_names(name)
-    _check_options("attention.create_layer", name, options, [*own, *sorted(layer_arguments)])
-    if options.get("reduction", 1) != 1 and not facts(name).cross:
+    core_arguments = option_names(name)
+    _check_options("attention.create_layer", name, options, [*core_arguments, *sorted(layer_arguments)])
+    if options.get("reduction", 1) != 1 and not about.cross:
         raise ValueError(
-            f"attention.create_layer: {name!r} relates the tokens of one sequence and cannot take keys reduced by "
+            f"attention.create_layer: {name!r} relates the tokens of one sequence and does not support keys reduced by "
             f"{options['reduction']}; give reduction=1"
         )
-    settings = _published_layer(name, tokens) | options | {"num_prefix_tokens": num_prefix_tokens}
-    if name == "pola":
-        return PolaAttention(dim, num_heads, **settings)
-    if facts(name).needs_length and "max_length" not in settings and tokens is not None:
-        settings |= _lengths(own, tokens, num_prefix_tokens, settings.get("reduction", 1)) | options
-    core_settings = {key: settings.pop(key) for key in own if key in settings}
-    core = create(name, num_heads=num_heads, head_dim=dim // num_heads, **core_settings)
+    if about.needs_length and tokens is not None and "max_length" not in options:
+        options = _sizes(about.sized_by, tokens, num_prefix_tokens, options.get("reduction", 1)) | options
+    settings = about.published.layer_options(tokens) | options | {"num_prefix_tokens": num_prefix_tokens}
+    if name in _LAYERS:
+        return _LAYERS[name](dim, num_heads, **settings)
+    core_options = {key: settings.pop(key) for key in core_arguments if key in settings}
+    core = create(name, num_heads=num_heads, head_dim=dim // num_heads, **core_options)
     return AttentionLayer(dim, num_heads, core, **settings)
 
 
-def _lengths(own: list[str], tokens: int | Grid, num_prefix_tokens: int, reduction: int) -> dict[str, int]:
-    """The native number of tokens, and of keys for a mechanism that asks for it; prefix tokens are not reduced."""
-    cells = tokens if isinstance(tokens, int) else tokens[0] * tokens[1]
-    lengths = {"max_length": num_prefix_tokens + cells}
-    if "max_keys" in own and not isinstance(tokens, int):
-        height, width = reduced_grid(tokens, reduction)
-        lengths["max_keys"] = num_prefix_tokens + height * width
-    return lengths
-
-
-def _published_layer(name: str, tokens: int | Grid | None) -> dict[str, Any]:
-    """The arguments of AttentionLayer that a mechanism is published with."""
-    if name == "focused":
-        return {"conv": "depthwise", "kernel_size": 5, "key_positions": tokens}
-    if name == "angular":
-        return {"conv": "sequence", "kernel_size": 9}
-    return {"key_positions": tokens} if name == "pola" else {}
+def _sizes(wanted: Sequence[str], tokens: int | Grid, num_prefix_tokens: int, reduction: int) -> dict[str, int]:
+    """The native numbers of tokens and, on a grid, of keys, as far as they are wanted; prefix tokens are not reduced."""
+    if isinstance(tokens, int):
+        return {"max_length": num_prefix_tokens + tokens}
+    height, width = reduced_grid(tokens, reduction)
+    sizes = {"max_length": tokens[0] * tokens[1], "max_keys": height * width}
+    return {name: num_prefix_tokens + sizes[name] for name in wanted}
 
 
 def _core_type(name: str) -> Callable[..., Core]:
     if not isinstance(name, str) or name not in _CORES:
-        near = get_close_matches(str(name), _CORES, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"attention: there is no mechanism {name!r}; choose one of {', '.join(names())}{hint}")
+        hint = nearest(str(name), _CORES)
+        raise ValueError(f"attention: there is no mechanism {name!r}; {hint}choose one of {', '.join(names())}")
     return _CORES[name]
 
 

@@ -12,11 +12,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from polaformer.backbones.backbone import Stage
-from polaformer.backbones.block import run_blocks
-from polaformer.backbones.pvt import NORM_EPS, PVT
-from polaformer.backbones.token_grid import Layout
-from polaformer.ops.grid import Grid
+from polaformer.backbones.block import initialise_linear, run_blocks
+from polaformer.backbones.config import StageConfig
+from polaformer.backbones.parameter_names import translate_pvt
+from polaformer.backbones.pvt import NORM_EPS, PVTConfig, pvt_blocks
+from polaformer.backbones.pyramid import Pyramid, Stage
+from polaformer.backbones.token_layout import TokenLayout
 
 
 class OverlappingPatches(nn.Module):
@@ -33,34 +34,37 @@ class OverlappingPatches(nn.Module):
 
 
 class PVTv2Stage(Stage):
-    """Overlapping patches of an image to tokens, through blocks and a norm; returns tokens and their layout."""
+    """Embeds overlapping patches of the image, runs blocks, then a norm."""
 
-    def __init__(self, in_chans: int, dim: int, stride: int, grid: Grid, blocks: Sequence[nn.Module]) -> None:
-        super().__init__(dim, stride, blocks)
-        self.patch_embed = OverlappingPatches(in_chans, dim, stride)
-        self.norm = nn.LayerNorm(dim, eps=NORM_EPS)
+    def __init__(self, config: StageConfig, blocks: Sequence[nn.Module]) -> None:
+        super().__init__(config, blocks)
+        self.patch_embed = OverlappingPatches(config.in_chans, config.dim, config.stride)
+        self.norm = nn.LayerNorm(config.dim, eps=NORM_EPS)
 
-    def forward(self, image: Tensor, layout: Layout) -> tuple[Tensor, Layout]:
-        """Image (B, C, H, W) to tokens (B, N, dim)."""
+    def forward(self, image: Tensor, layout: TokenLayout) -> tuple[Tensor, TokenLayout]:
+        """Image (B, C, H, W) to tokens (B, N, dim) and their layout."""
         x = self.patch_embed(image)
         layout = layout.shrunk(self.stride, (x.shape[1], x.shape[2]))
         x = run_blocks(self.blocks, x.flatten(1, 2), layout, recompute=self.recompute)
         return self.norm(x), layout
 
 
-class PVTv2(PVT):
-    """PVTv2 with the given attention in each stage; arguments as those of PVT."""
+class PVTv2(Pyramid):
+    """PVTv2 with the given attention in each stage; takes the fields of PVTConfig. Every stage has its own norm."""
 
-    local_mlp, stage_type = True, PVTv2Stage
+    config_type, translate = PVTConfig, staticmethod(translate_pvt)
 
-    def initialise(self) -> None:
-        """Initial values as published."""
-        super().initialise()
+    def __init__(self, **options: Any) -> None:
+        config = PVTConfig(**options)
+        super().__init__(config)
+        stages = []
+        for stage, reduction in zip(config.stages(), config.key_reductions(), strict=True):
+            blocks = pvt_blocks(config, stage, reduction, local_mlp=True)
+            stages.append(PVTv2Stage(stage, blocks))
+        self.norm = nn.Identity()
+        self.add_stages(config, stages, NORM_EPS)
+        self.apply(initialise_linear)
         self.apply(initialise_convolution)
-
-    def last_norm(self, dim: int) -> nn.Module:
-        """None: every stage has its own."""
-        return nn.Identity()
 
 
 def initialise_convolution(module: nn.Module) -> None:

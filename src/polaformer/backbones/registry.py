@@ -1,7 +1,7 @@
 """The models by name: every variant of the paper, and the softmax twin of each."""
 
-import inspect
 from collections.abc import Sequence
+from dataclasses import fields
 from fnmatch import fnmatch
 from os import PathLike
 from pathlib import Path
@@ -13,11 +13,10 @@ from timm.models._features import FeatureGetterNet
 from torch import Tensor, nn
 
 from polaformer.backbones import deit, pvt, pvt_v2, swin
-from polaformer.backbones.backbone import Backbone, as_grid, check_dims, per_stage
+from polaformer.backbones.backbone import Backbone
 from polaformer.backbones.deit import DeiT
 from polaformer.backbones.fitting import fit_state_dict
 from polaformer.backbones.loading import load_weights, unwrapped
-from polaformer.backbones.mechanisms import mechanism_of_stages
 from polaformer.backbones.pvt import PVT
 from polaformer.backbones.pvt_v2 import PVTv2
 from polaformer.backbones.swin import Swin
@@ -55,20 +54,21 @@ class Variant(NamedTuple):
     @property
     def attention(self) -> tuple[str, ...]:
         """The mechanism of each stage."""
-        return mechanism_of_stages(self.options["attention"], 1 if self.family is DeiT else 4)
+        return self.family.config_type(**self.options).mechanisms
 
 
 _WRAPPING = ("features_only", "out_indices", "feature_cls", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
-_FAMILIES: dict[str, tuple[type[Backbone], dict[str, dict[str, Any]], str]] = {
-    "deit": (DeiT, deit.VARIANTS, "pola"),
-    "pvt": (PVT, pvt.VARIANTS, "pola"),
-    "pvt_v2": (PVTv2, pvt_v2.VARIANTS, "pola"),
-    "swin": (Swin, swin.VARIANTS, "pola,pola,softmax,softmax"),
+_FAMILIES: dict[str, tuple[type[Backbone], dict[str, dict[str, Any]]]] = {
+    "deit": (DeiT, deit.VARIANTS),
+    "pvt": (PVT, pvt.VARIANTS),
+    "pvt_v2": (PVTv2, pvt_v2.VARIANTS),
+    "swin": (Swin, swin.VARIANTS),
 }
+# A family's default attention is that of its pola models.
 MODELS: dict[str, Variant] = {
-    f"{kind}_{family}_{size}": Variant(cls, options | {"attention": pola if kind == "pola" else "softmax"})
-    for kind in ("pola", "softmax")
-    for family, (cls, variants, pola) in _FAMILIES.items()
+    f"{kind}_{family}_{size}": Variant(cls, options | {"attention": attention or cls.config_type.attention})
+    for kind, attention in (("pola", None), ("softmax", "softmax"))
+    for family, (cls, variants) in _FAMILIES.items()
     for size, options in variants.items()
 }
 
@@ -119,19 +119,14 @@ def build(name: str, *, pretrained: bool = False, **options: Any) -> nn.Module:
     variant = MODELS[name]
     arguments = variant.options | options
     overlay = dict(arguments.pop("pretrained_cfg_overlay", None) or {})
-    size = as_grid("img_size", arguments.get("img_size", variant.img_size))
-    # Of plain transformers the last three blocks, as timm has it; of a hierarchy every stage.
-    if variant.family is DeiT:
-        num_features = min(3, *per_stage("depths", arguments.get("depths", 12), 1, whole=True))
-    else:
-        num_features = len(check_dims(arguments.get("dims", (1,) * 4)))
+    config = variant.family.config_type(**{key: value for key, value in arguments.items() if key not in _WRAPPING})
     model = build_model_with_cfg(
         variant.family,
         name,
         pretrained,
-        pretrained_cfg_overlay={"input_size": (arguments.get("in_chans", 3), *size)} | overlay,
+        pretrained_cfg_overlay={"input_size": (config.in_chans, *config.grid)} | overlay,
         pretrained_filter_fn=fit_state_dict,
-        feature_cfg={"out_indices": num_features, "feature_cls": Features},
+        feature_cfg={"out_indices": config.num_outputs, "feature_cls": Features},
         **arguments,
     )
     inner = cast(Backbone, unwrapped(model))
@@ -141,19 +136,18 @@ def build(name: str, *, pretrained: bool = False, **options: Any) -> nn.Module:
 
 
 def _default_cfg(variant: Variant) -> dict[str, Any]:
-    size = variant.img_size
-    is_deit = variant.family is DeiT
+    size, last = variant.img_size, variant.family.config_type(**variant.options).stages()[-1]
     return {
         "num_classes": 1000,
         "input_size": (3, size, size),
-        "pool_size": (size // 16, size // 16) if is_deit else (size // 32, size // 32),
+        "pool_size": last.grid,
         # The authors evaluate at 224 from images of 256×256, and at 384 from images of that size.
         "crop_pct": 0.875 if size == 224 else 1.0,
         "crop_mode": "squash",
         "interpolation": "bicubic",
         "mean": IMAGENET_DEFAULT_MEAN,
         "std": IMAGENET_DEFAULT_STD,
-        "first_conv": "patch_embed.proj" if is_deit else "stages.0.patch_embed.proj",
+        "first_conv": variant.family.first_conv,
         "classifier": "head",
         "fixed_input_size": False,
         "license": "mit",
@@ -171,7 +165,7 @@ def check_name(name: str) -> None:
 
 
 def _check_options(name: str, options: dict[str, Any]) -> None:
-    known = [*inspect.signature(MODELS[name].family).parameters, *_WRAPPING[:2]]
+    known = [*(field.name for field in fields(MODELS[name].family.config_type)), *_WRAPPING[:2]]
     unknown = [option for option in options if option not in known]
     if not isinstance(options.get("features_only", False), bool):
         raise TypeError(f"create_model: features_only is {options['features_only']!r}; give True or False")

@@ -9,13 +9,11 @@ paper's ablation is a matter of arguments.
 # B batch, N tokens of x, M tokens that keys come from, C = num_heads · D channels, P prefix tokens
 """
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polaformer.attention.core import Core
+from polaformer.attention.core import Bias, Core, Mask, Size
 from polaformer.attention.layer.checks import (
     check_core,
     check_grid,
@@ -40,7 +38,9 @@ from polaformer.attention.layer.value_convolution import (
 )
 from polaformer.attention.mechanisms.pola import PolaCore
 from polaformer.ops.gated_convolution.operator import gated_convolution
-from polaformer.ops.grid import Grid
+from polaformer.ops.grid import Grid, Sizes
+
+Context = Tensor | None  # (B, M, C)
 
 
 class AttentionLayer(nn.Module):
@@ -102,12 +102,12 @@ class AttentionLayer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        grid: Grid | None = None,
-        mask: Tensor | None = None,
-        context: Tensor | None = None,
+        grid: Size = None,
+        mask: Mask = None,
+        context: Context = None,
         *,
-        sizes: Sequence[Grid] | None = None,
-        bias: Tensor | None = None,
+        sizes: Sizes = None,
+        bias: Bias = None,
     ) -> Tensor:
         """x (B, N, C) to (B, N, C).
 
@@ -137,12 +137,12 @@ class AttentionLayer(nn.Module):
     def maps(
         self,
         x: Tensor,
-        grid: Grid | None = None,
-        mask: Tensor | None = None,
-        context: Tensor | None = None,
+        grid: Size = None,
+        mask: Mask = None,
+        context: Context = None,
         *,
-        sizes: Sequence[Grid] | None = None,
-        bias: Tensor | None = None,
+        sizes: Sizes = None,
+        bias: Bias = None,
     ) -> dict[str, Tensor]:
         """The attention maps that forward applies to the same arguments, by name, each (B, H, N, M).
 
@@ -157,8 +157,9 @@ class AttentionLayer(nn.Module):
 
         Raises ValueError for a core that was made for fewer tokens, or keys.
         """
-        for what, limit, size in (("tokens", "max_length", grid), ("keys", "max_keys", self._key_grid(grid))):
-            most, wanted = getattr(self.core, limit, None), self.num_prefix_tokens + size[0] * size[1]
+        facts = self.core.facts
+        for what, most, size in (("tokens", facts.max_length, grid), ("keys", facts.max_keys, self._key_grid(grid))):
+            wanted = self.num_prefix_tokens + size[0] * size[1]
             if most is not None and wanted > most:
                 raise ValueError(
                     f"{type(self).__name__}: the grid {grid} has {wanted} {what}, but the attention was made for at most "
@@ -169,21 +170,19 @@ class AttentionLayer(nn.Module):
         if isinstance(self.gate, MatrixGate):
             self.gate.resize(grid)
 
-    def _inputs(
-        self, x: Tensor, grid: Grid | None, mask: Tensor | None, context: Tensor | None, sizes: Sequence[Grid] | None
-    ) -> tuple[Tensor, Tensor, Grid]:
+    def _inputs(self, x: Tensor, grid: Size, mask: Mask, context: Context, sizes: Sizes) -> tuple[Tensor, Tensor, Grid]:
         """x and the tokens that keys come from, with masked tokens zeroed unless the core reads them, and the grid."""
         source = x if context is None else context
         size = self._check_call(x, source, grid, mask)
         if sizes is not None:
             check_sizes(type(self).__name__, sizes, x.shape[0], grid, same_length=source.shape[1] == x.shape[1])
-        if mask is not None and not getattr(self.core, "reads_masked", False):
+        if mask is not None and not self.core.facts.reads_masked:
             # Zeroed here already: NaN under the mask would otherwise reach the projections' gradients.
             source = source.masked_fill(~mask[..., None], 0.0)
         return (source if context is None else x), source, size
 
     def _queries_keys_values(
-        self, x: Tensor, source: Tensor, grid: Grid, mask: Tensor | None, sizes: Sequence[Grid] | None
+        self, x: Tensor, source: Tensor, grid: Grid, mask: Tensor | None, sizes: Sizes
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """q (B, N, C), k and v (B, n, C) and the mask of the keys (B, n), n = M unless reduced."""
         same_length, keys_from = source.shape[1] == x.shape[1], source
@@ -211,7 +210,7 @@ class AttentionLayer(nn.Module):
         return torch.cat([tokens[:, :num_prefix], cells], dim=1), cell_mask
 
     def _with_convolution(
-        self, out: Tensor, v: Tensor, gate: Tensor | None, mask: Tensor | None, grid: Grid, sizes: Sequence[Grid] | None
+        self, out: Tensor, v: Tensor, gate: Tensor | None, mask: Tensor | None, grid: Grid, sizes: Sizes
     ) -> Tensor:
         """(out + convolution of the values) ⊙ gate, (B, N, C); prefix tokens are convolved in a sequence only."""
         if mask is not None:
@@ -235,7 +234,7 @@ class AttentionLayer(nn.Module):
     def _key_grid(self, grid: Grid) -> Grid:
         return grid if self.key_reduction is None else self.key_reduction.reduced_grid(grid)
 
-    def _key_sizes(self, sizes: Sequence[Grid] | None) -> list[Grid] | None:
+    def _key_sizes(self, sizes: Sizes) -> list[Grid] | None:
         return None if sizes is None else [self._key_grid(size) for size in sizes]
 
     def _context_grid(self, num_tokens: int) -> Grid:

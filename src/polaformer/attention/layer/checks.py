@@ -1,32 +1,23 @@
 """What the layer refuses, before any work: settings that do not fit each other, calls that do not fit the settings."""
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from polaformer.arguments import check_choice, check_integer, check_number
 from polaformer.attention.core import Core
 from polaformer.attention.layer.gate import GATE_INITS, GATES
 from polaformer.attention.layer.value_convolution import CONVOLUTIONS
 from polaformer.ops.grid import Grid
 
-
-def check_whole(name: str, value: Any, least: int) -> int:
-    """The value as an int; raises ValueError unless it is a whole number of at least `least`."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if number < least or isinstance(value, bool):
-        raise ValueError(f"attention layer: {name} is {value!r}; give a whole number of at least {least}")
-    return number
+WHERE = "attention layer"
 
 
 def check_width(dim: int, num_heads: int) -> None:
     """Raises unless dim channels can be shared out among the heads."""
-    if check_whole("dim", dim, 1) % check_whole("num_heads", num_heads, 1):
+    if check_integer(WHERE, "dim", dim) % check_integer(WHERE, "num_heads", num_heads):
         raise ValueError(
             f"attention layer: dim {dim} cannot be shared out among {num_heads} heads; give a multiple of {num_heads}"
         )
@@ -43,12 +34,6 @@ def check_core(core: Core, dim: int, num_heads: int) -> None:
         )
 
 
-def check_choice(name: str, given: Any, allowed: tuple[Any, ...]) -> None:
-    """Raises unless `given` is one of the allowed values."""
-    if given not in allowed:
-        raise ValueError(f"attention layer: {name} is {given!r}; choose one of {', '.join(map(str, allowed))}")
-
-
 def check_kernel(kernel_size: Any) -> Grid:
     """The kernel as (height, width); raises unless both are odd."""
     pair = (kernel_size, kernel_size) if not isinstance(kernel_size, tuple | list) else tuple(kernel_size)
@@ -63,12 +48,12 @@ def check_key_positions(key_positions: Any) -> int | Grid | None:
     if key_positions is None:
         return None
     if not isinstance(key_positions, tuple | list):
-        return check_whole("key_positions", key_positions, 1)
+        return check_integer(WHERE, "key_positions", key_positions)
     if len(key_positions) != 2:
         raise ValueError(
             f"attention layer: key_positions is {key_positions}; give (height, width), or the number of tokens of a sequence"
         )
-    height, width = (check_whole("key_positions' height or width", size, 1) for size in key_positions)
+    height, width = (check_integer(WHERE, "key_positions' height or width", size) for size in key_positions)
     return height, width
 
 
@@ -83,15 +68,14 @@ def check_options(
     proj_drop: float,
 ) -> None:
     """Raises for settings that are unknown or do not fit each other."""
-    check_choice("conv", conv, CONVOLUTIONS)
+    check_choice(WHERE, "conv", conv, CONVOLUTIONS)
     if conv == "sequence" and kernel[0] != kernel[1] and kernel[0] != 1:
         raise ValueError(f"attention layer: kernel_size is {kernel}, but conv 'sequence' has one dimension; give an odd number")
-    check_choice("gate", gate, GATES)
-    check_choice("gate_init", gate_init, GATE_INITS)
-    check_whole("reduction", reduction, 1)
-    check_whole("num_prefix_tokens", num_prefix_tokens, 0)
-    if not 0 <= proj_drop < 1:
-        raise ValueError(f"attention layer: proj_drop is {proj_drop}; give at least 0 and below 1")
+    check_choice(WHERE, "gate", gate, GATES)
+    check_choice(WHERE, "gate_init", gate_init, GATE_INITS)
+    check_integer(WHERE, "reduction", reduction)
+    check_integer(WHERE, "num_prefix_tokens", num_prefix_tokens, least=0)
+    check_number(WHERE, "proj_drop", proj_drop, below=1.0)
     if gate == "matrix" and key_positions is None:
         raise ValueError("attention layer: gate 'matrix' has one row for each token; say how many with key_positions")
     if conv == "sequence" and reduction > 1:

@@ -4,13 +4,12 @@
 """
 
 import math
-from collections.abc import Sequence
 
 import torch.nn.functional as F
 from torch import Tensor, empty, nn
 
 from polaformer.attention.layer.token_table import TokenTable
-from polaformer.ops.grid import Grid
+from polaformer.ops.grid import Grid, Sizes
 
 GATES = ("linear", "matrix", None)
 GATE_INITS = ("default", "kaiming_uniform", "zeros", "normal", "uniform", "ones")
@@ -33,7 +32,7 @@ class LinearGate(nn.Module):
             else:
                 nn.init.uniform_(self.bias, -(dim**-0.5), dim**-0.5)
 
-    def forward(self, x: Tensor, grid: Grid, sizes: Sequence[Grid] | None = None) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, sizes: Sizes = None) -> Tensor:
         """x (B, N, C) to factors (B, N, C)."""
         return F.linear(x, self.weight, self.bias)
 
@@ -46,7 +45,7 @@ class MatrixGate(TokenTable):
         # "Kaiming" is what the paper's own Long Range Arena rows used; for a free matrix there is no other published choice.
         initialise_gate(self.rows, "kaiming_uniform" if init == "default" else init)
 
-    def forward(self, x: Tensor, grid: Grid, sizes: Sequence[Grid] | None = None) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, grid: Grid, sizes: Sizes = None) -> Tensor:  # type: ignore[override]
         """Factors (N, C) for the tokens of the grid, or (B, N, C) for samples of the given sizes on it."""
         return super().forward(grid, sizes).to(x.dtype)
 

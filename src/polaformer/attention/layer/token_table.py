@@ -3,13 +3,11 @@
 # B batch, C channels
 """
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polaformer.ops.grid import Grid
+from polaformer.ops.grid import Grid, Sizes
 from polaformer.ops.precision import computing_dtype
 
 
@@ -26,7 +24,7 @@ class TokenTable(nn.Module):
         self.size, self.num_prefix_tokens, self.mode = size, num_prefix_tokens, mode
         self.rows = nn.Parameter(torch.zeros(num_prefix_tokens + size[0] * size[1], dim))
 
-    def forward(self, grid: Grid, sizes: Sequence[Grid] | None = None) -> Tensor:
+    def forward(self, grid: Grid, sizes: Sizes = None) -> Tensor:
         """(prefix + height·width, C) for the grid.
 
         With sizes, the (height, width) of each sample at the top left of the grid: (B, prefix + height·width, C), each sample

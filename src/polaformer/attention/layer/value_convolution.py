@@ -6,14 +6,13 @@ The same filters serve every head. A sequence is a grid of one row, on which a k
 # B batch, N tokens, C = num_heads · D channels
 """
 
-from collections.abc import Sequence
 from typing import TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polaformer.ops.grid import Grid
+from polaformer.ops.grid import Grid, Sizes
 from polaformer.ops.precision import computing_dtype, without_autocast
 
 CONVOLUTIONS = ("depthwise", "deformable", "sequence", None)
@@ -95,9 +94,7 @@ def convolve_tokens(convolution: nn.Module, values: Tensor, grid: Grid, num_head
     return images.permute(0, 3, 4, 1, 2).flatten(3).flatten(1, 2)
 
 
-def stretch_tokens(
-    values: Tensor, old: Grid, new: Grid, old_sizes: Sequence[Grid] | None = None, new_sizes: Sequence[Grid] | None = None
-) -> Tensor:
+def stretch_tokens(values: Tensor, old: Grid, new: Grid, old_sizes: Sizes = None, new_sizes: Sizes = None) -> Tensor:
     """Reduced values (B, old height·width, C) brought to the new grid, linearly along the raster order, as the authors do.
 
     It ignores the second dimension of the grid; kept because published parameters were trained with it. With sizes, the

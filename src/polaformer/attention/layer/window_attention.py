@@ -10,10 +10,12 @@ from math import isqrt
 import torch
 from torch import Tensor, nn
 
-from polaformer.attention.layer.attention_layer import AttentionLayer
-from polaformer.attention.layer.checks import check_sizes, check_whole, check_width
+from polaformer.arguments import check_integer
+from polaformer.attention.core import Bias, Mask, Size
+from polaformer.attention.layer.attention_layer import AttentionLayer, Context
+from polaformer.attention.layer.checks import check_sizes, check_width
 from polaformer.attention.mechanisms.softmax import SoftmaxCore
-from polaformer.ops.grid import Grid
+from polaformer.ops.grid import Grid, Sizes
 from polaformer.ops.windows import merge, pad_to_windows, partition, relative_index, shift_bias
 
 
@@ -66,8 +68,8 @@ class WindowAttention(AttentionLayer):
         check_width(dim, num_heads)
         core = SoftmaxCore(num_heads, dim // num_heads, scale=scale, dropout=dropout)
         super().__init__(dim, num_heads, core, gate=gate, gate_init=gate_init, qkv_bias=qkv_bias, proj_drop=proj_drop)
-        self.window = check_whole("window", window, 1)
-        self.shift = check_whole("shift", shift, 0)
+        self.window = check_integer("WindowAttention", "window", window)
+        self.shift = check_integer("WindowAttention", "shift", shift, least=0)
         if shift >= window:
             raise ValueError(f"WindowAttention: shift is {shift} but windows are {window} wide; give a smaller shift")
         self.relative_positions = RelativePositions(window, num_heads)
@@ -75,12 +77,12 @@ class WindowAttention(AttentionLayer):
     def forward(
         self,
         x: Tensor,
-        grid: Grid | None = None,
-        mask: Tensor | None = None,
-        context: Tensor | None = None,
+        grid: Size = None,
+        mask: Mask = None,
+        context: Context = None,
         *,
-        sizes: Sequence[Grid] | None = None,
-        bias: Tensor | None = None,
+        sizes: Sizes = None,
+        bias: Bias = None,
     ) -> Tensor:
         """x (B, N, C) to (B, N, C). A context or a bias is refused.
 
@@ -92,12 +94,12 @@ class WindowAttention(AttentionLayer):
     def maps(
         self,
         x: Tensor,
-        grid: Grid | None = None,
-        mask: Tensor | None = None,
-        context: Tensor | None = None,
+        grid: Size = None,
+        mask: Mask = None,
+        context: Context = None,
         *,
-        sizes: Sequence[Grid] | None = None,
-        bias: Tensor | None = None,
+        sizes: Sizes = None,
+        bias: Bias = None,
     ) -> dict[str, Tensor]:
         """The map of every window of the padded and shifted grid, {"softmax": (B·n, heads, L, L)}."""
         grid = self._check_window_call(x, grid, mask, context, bias, sizes)
@@ -150,15 +152,7 @@ class WindowAttention(AttentionLayer):
     def _shift(self, size: Grid) -> Grid:
         return (self.shift if size[0] > self.window else 0), (self.shift if size[1] > self.window else 0)
 
-    def _check_window_call(
-        self,
-        x: Tensor,
-        grid: Grid | None,
-        mask: Tensor | None,
-        context: Tensor | None,
-        bias: Tensor | None,
-        sizes: Sequence[Grid] | None,
-    ) -> Grid:
+    def _check_window_call(self, x: Tensor, grid: Size, mask: Mask, context: Context, bias: Bias, sizes: Sizes) -> Grid:
         if context is not None or bias is not None:
             raise ValueError("WindowAttention: windows have neither a context nor a bias of the caller's; use AttentionLayer")
         if grid is None:

@@ -19,13 +19,16 @@ from math import pi
 import torch
 from torch import Tensor
 
-from polaformer.attention.core import Facts, Maps, WideCore, unit_vectors
+from polaformer.attention.core import Facts, LayerParts, Maps, WideCore, unit_vectors
 
 
 class AngularCore(WideCore):
     """Linear-angular attention; `weights` gives the map before the norm of the output is divided by."""
 
-    name, facts = "angular", Facts("linear", cross=False)
+    name, facts = (
+        "angular",
+        Facts("linear", cross=False, distributions=False, published=LayerParts(conv="sequence", kernel_size=9)),
+    )
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """(B, H, N, D)."""

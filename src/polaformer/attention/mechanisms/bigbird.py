@@ -26,26 +26,26 @@ from random import Random
 import torch
 from torch import Tensor
 
-from polaformer.attention.core import Facts, WideCore, attend_in_blocks, check_count, masked_softmax
+from polaformer.arguments import check_integer
+from polaformer.attention.core import Facts, WideCore, attend_in_blocks, masked_softmax
 from polaformer.attention.mechanisms.local import existing, fill_up
 
 
 class BigBirdCore(WideCore):
     """Block-sparse attention; window (odd) and num_random in blocks of `block` tokens, seed for the random blocks."""
 
-    name, facts = "bigbird", Facts("linear", approximates="softmax", cross=False)
+    name, facts = "bigbird", Facts("linear", approximates="softmax", seeded=True, cross=False)
 
     def __init__(
         self, num_heads: int, head_dim: int, *, block: int = 64, num_random: int = 3, window: int = 3, seed: int = 0
     ) -> None:
         super().__init__(num_heads, head_dim)
-        check_count(self.name, "block", block)
-        check_count(self.name, "window", window)
+        check_integer(self.where, "block", block)
+        check_integer(self.where, "window", window)
         if window % 2 == 0:
             raise ValueError(f"attention 'bigbird': window is {window!r}; give an odd number of blocks (e.g. 3)")
-        for what, given in (("num_random", num_random), ("seed", seed)):
-            if not isinstance(given, int) or isinstance(given, bool) or given < 0:
-                raise ValueError(f"attention 'bigbird': {what} is {given!r}; give a whole number of at least 0")
+        check_integer(self.where, "num_random", num_random, least=0)
+        check_integer(self.where, "seed", seed, least=0)
         self.block, self.num_random, self.window, self.seed = block, num_random, window, seed
 
     @torch.compiler.disable  # it would trace the drawing, and forget what is kept

@@ -16,7 +16,8 @@ from math import pi
 import torch
 from torch import Tensor
 
-from polaformer.attention.core import Facts, FeatureCore, check_count, check_length
+from polaformer.arguments import check_integer
+from polaformer.attention.core import Facts, FeatureCore, check_length
 
 EPS = 1e-6
 
@@ -29,8 +30,9 @@ class CosformerCore(FeatureCore):
     def __init__(self, num_heads: int, head_dim: int, *, max_length: int | None = None) -> None:
         super().__init__(num_heads, head_dim)
         if max_length is not None:
-            check_count(self.name, "max_length", max_length)
+            check_integer(self.where, "max_length", max_length)
         self.max_length = max_length
+        self.facts = self.facts._replace(max_length=max_length)
 
     def check_call(self, q: Tensor, k: Tensor, bias: Tensor | None, cross: bool) -> None:
         """Raises for what the mechanism cannot honour."""

@@ -15,13 +15,13 @@ Departs: no 1e-15 in the normaliser; a query that meets no key mass gives zeros.
 import torch
 from torch import Tensor
 
-from polaformer.attention.core import Facts, FeatureCore
+from polaformer.attention.core import Facts, FeatureCore, LayerParts
 
 
 class EnhancedCore(FeatureCore):
     """ReLU linear attention."""
 
-    name, facts = "enhanced", Facts("linear")
+    name, facts = "enhanced", Facts("linear", published=LayerParts(local_mlp=True))
 
     def features(self, q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """relu(q) and relu(k), what does not exist being zero already; each up to a factor that cancels.

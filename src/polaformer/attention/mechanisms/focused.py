@@ -15,18 +15,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polaformer.attention.core import Facts, FeatureCore, check_number, norm_of, zero_absent
+from polaformer.arguments import check_number
+from polaformer.attention.core import Facts, FeatureCore, LayerParts, norm_of, zero_absent
 
 
 class FocusedCore(FeatureCore):
     """Focused linear attention; focusing_factor is p."""
 
-    name, facts = "focused", Facts("linear")
+    name, facts = "focused", Facts("linear", published=LayerParts(conv="depthwise", key_positions=True))
 
     def __init__(self, num_heads: int, head_dim: int, *, focusing_factor: float = 3.0, eps: float = 1e-6) -> None:
         super().__init__(num_heads, head_dim)
-        check_number(self.name, "focusing_factor", focusing_factor, above=True)
-        check_number(self.name, "eps", eps)
+        check_number(self.where, "focusing_factor", focusing_factor, above=True)
+        check_number(self.where, "eps", eps)
         self.focusing_factor, self.eps = focusing_factor, eps
         self.scale = nn.Parameter(torch.zeros(num_heads, head_dim))
 

@@ -19,7 +19,7 @@ from polaformer.attention.core import Facts, Maps, WideCore, apply_map, unit_vec
 class HydraCore(WideCore):
     """Hydra attention. Every channel is a head: `weights` gives D maps, map "channel c" for channel c of each of our heads."""
 
-    name, facts = "hydra", Facts("linear")
+    name, facts = "hydra", Facts("linear", num_maps=None, distributions=False)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """(B, H, N, D)."""

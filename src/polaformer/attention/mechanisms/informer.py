@@ -23,15 +23,8 @@ from math import ceil, log
 import torch
 from torch import Tensor
 
-from polaformer.attention.core import (
-    Facts,
-    WideCore,
-    at_least_one,
-    check_count,
-    check_flag,
-    count_keys,
-    masked_softmax,
-)
+from polaformer.arguments import check_flag, check_integer
+from polaformer.attention.core import Facts, WideCore, at_least_one, count_keys, masked_softmax
 from polaformer.attention.mechanisms.skyformer import existing_tokens, take_tokens
 
 # Drawn keys are gathered for so many queries at once that they take about four times the memory of all queries.
@@ -41,14 +34,15 @@ GATHERED = 4
 class InformerCore(WideCore):
     """ProbSparse attention; factor times the logarithm of a length is how many queries are selected and keys drawn."""
 
-    name, facts = "informer", Facts("n log n", approximates="softmax", stochastic=True, together=True)
+    name, facts = "informer", Facts("n log n", approximates="softmax", stochastic=True, mixes_queries=True)
 
     def __init__(self, num_heads: int, head_dim: int, *, factor: int | None = None, as_published: bool = False) -> None:
         super().__init__(num_heads, head_dim)
         if factor is not None:
-            check_count(self.name, "factor", factor)
-        check_flag(self.name, "as_published", as_published)
-        self.factor, self.as_published, self.reads_masked = factor, as_published, as_published
+            check_integer(self.where, "factor", factor)
+        check_flag(self.where, "as_published", as_published)
+        self.factor, self.as_published = factor, as_published
+        self.facts = self.facts._replace(reads_masked=as_published)
 
     def attend_mixed(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, queries: Tensor | None) -> Tensor:
         """(B, H, N, D)."""

@@ -14,17 +14,18 @@ Departs: queries of tokens that do not exist are not set to zero; no other token
 import torch.nn.functional as F
 from torch import Tensor
 
-from polaformer.attention.core import Facts, WideCore, at_least_one, check_number, count_keys
+from polaformer.arguments import check_number
+from polaformer.attention.core import Facts, WideCore, at_least_one, count_keys
 
 
 class KernelizedCore(WideCore):
     """Attention with a Gaussian kernel; dropout is that of the weights in training."""
 
-    name, facts = "kernelized", Facts("quadratic")
+    name, facts = "kernelized", Facts("quadratic", distributions=False)
 
     def __init__(self, num_heads: int, head_dim: int, *, dropout: float = 0.0) -> None:
         super().__init__(num_heads, head_dim)
-        check_number(self.name, "dropout", dropout, below=1.0)
+        check_number(self.where, "dropout", dropout, below=1.0)
         self.dropout = dropout
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

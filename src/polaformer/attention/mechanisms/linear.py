@@ -14,7 +14,8 @@ Departs: Nyströmformer's code divides by √n instead of normalising.
 
 from torch import Tensor
 
-from polaformer.attention.core import Facts, FeatureCore, check_flag, zero_absent
+from polaformer.arguments import check_flag
+from polaformer.attention.core import Facts, FeatureCore, zero_absent
 
 EPS = 1e-6
 
@@ -26,8 +27,9 @@ class LinearCore(FeatureCore):
 
     def __init__(self, num_heads: int, head_dim: int, *, as_published: bool = False) -> None:
         super().__init__(num_heads, head_dim)
-        check_flag(self.name, "as_published", as_published)
-        self.as_published, self.reads_masked = as_published, as_published
+        check_flag(self.where, "as_published", as_published)
+        self.as_published = as_published
+        self.facts = self.facts._replace(reads_masked=as_published)
 
     def features(self, q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """φ(q) and φ(k)."""

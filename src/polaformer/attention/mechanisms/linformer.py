@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polaformer.attention.core import Facts, WideCore, check_count, check_flag, check_length
+from polaformer.arguments import check_flag, check_integer
+from polaformer.attention.core import Facts, WideCore, check_length
 
 STD = 0.02
 
@@ -25,15 +26,16 @@ STD = 0.02
 class LinformerCore(WideCore):
     """Linformer attention to `rank` mixtures of at most `max_length` keys."""
 
-    name, facts = "linformer", Facts("linear", approximates="softmax", needs_length=True)
+    name, facts = "linformer", Facts("linear", approximates="softmax", sized_by=("max_length",), distributions=False)
     projection: Tensor
 
     def __init__(self, num_heads: int, head_dim: int, *, max_length: int, rank: int = 128, as_published: bool = False) -> None:
         super().__init__(num_heads, head_dim)
-        check_count(self.name, "max_length", max_length)
-        check_count(self.name, "rank", rank)
-        check_flag(self.name, "as_published", as_published)
+        check_integer(self.where, "max_length", max_length)
+        check_integer(self.where, "rank", rank)
+        check_flag(self.where, "as_published", as_published)
         self.max_length, self.rank, self.as_published = max_length, rank, as_published
+        self.facts = self.facts._replace(max_length=max_length)
         projection = torch.randn(num_heads, rank, max_length) * STD
         if as_published:
             self.register_buffer("projection", projection)

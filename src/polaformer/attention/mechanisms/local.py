@@ -21,7 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polaformer.attention.core import Facts, WideCore, attend_in_blocks, check_count, check_flag, masked_softmax
+from polaformer.arguments import check_flag, check_integer
+from polaformer.attention.core import Facts, WideCore, attend_in_blocks, masked_softmax
 
 
 class LocalCore(WideCore):
@@ -31,9 +32,10 @@ class LocalCore(WideCore):
 
     def __init__(self, num_heads: int, head_dim: int, *, block: int = 64, as_published: bool = False) -> None:
         super().__init__(num_heads, head_dim)
-        check_count(self.name, "block", block)
-        check_flag(self.name, "as_published", as_published)
-        self.block, self.as_published, self.reads_masked = block, as_published, as_published
+        check_integer(self.where, "block", block)
+        check_flag(self.where, "as_published", as_published)
+        self.block, self.as_published = block, as_published
+        self.facts = self.facts._replace(reads_masked=as_published)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """(B, H, N, D)."""

@@ -24,7 +24,7 @@ EPS = 1e-6
 class MobileCore(WideCore):
     """Mobile attention."""
 
-    name, facts = "mobile", Facts("linear", cross=False, together=True)
+    name, facts = "mobile", Facts("linear", cross=False, mixes_queries=True, distributions=False)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """(B, H, N, D)."""

@@ -25,22 +25,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polaformer.attention.core import Facts, WideCore, check_count, check_flag, masked_softmax
+from polaformer.arguments import check_flag, check_integer
+from polaformer.attention.core import Facts, WideCore, masked_softmax
 from polaformer.ops.polarity.plain import reciprocal
 
 
 class NystromCore(WideCore):
     """Nyström attention; num_landmarks is m, iterations how often the inverse is refined; as_published: see above."""
 
-    name, facts = "nystrom", Facts("linear", approximates="softmax", together=True)
+    name, facts = "nystrom", Facts("linear", approximates="softmax", mixes_queries=True, distributions=False)
 
     def __init__(
         self, num_heads: int, head_dim: int, *, num_landmarks: int = 128, iterations: int = 6, as_published: bool = False
     ) -> None:
         super().__init__(num_heads, head_dim)
-        check_count(self.name, "num_landmarks", num_landmarks)
-        check_count(self.name, "iterations", iterations)
-        check_flag(self.name, "as_published", as_published)
+        check_integer(self.where, "num_landmarks", num_landmarks)
+        check_integer(self.where, "iterations", iterations)
+        check_flag(self.where, "as_published", as_published)
         self.num_landmarks, self.iterations, self.as_published = num_landmarks, iterations, as_published
 
     def check_call(self, q: Tensor, k: Tensor, bias: Tensor | None, cross: bool) -> None:

@@ -23,7 +23,8 @@ projection or mask, and on ListOps there are 2 random features. No switch brings
 import torch
 from torch import Tensor
 
-from polaformer.attention.core import Facts, FeatureCore, check_count, check_flag, zero_absent
+from polaformer.arguments import check_flag, check_integer
+from polaformer.attention.core import Facts, FeatureCore, zero_absent
 
 EPS = 1e-4
 
@@ -36,8 +37,8 @@ class PerformerCore(FeatureCore):
 
     def __init__(self, num_heads: int, head_dim: int, *, num_features: int = 128, as_published: bool = False) -> None:
         super().__init__(num_heads, head_dim)
-        check_count(self.name, "num_features", num_features)
-        check_flag(self.name, "as_published", as_published)
+        check_integer(self.where, "num_features", num_features)
+        check_flag(self.where, "as_published", as_published)
         self.num_features, self.as_published = num_features, as_published
         projection = draw_projection(num_features, head_dim).to(torch.get_default_dtype())
         self.register_buffer("projection", projection)

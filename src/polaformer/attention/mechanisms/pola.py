@@ -14,13 +14,23 @@ initial values (zeros: p = 1 + α/2, s = ln 2).
 """
 
 from math import inf
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polaformer.attention.core import Bias, Facts, Maps, Mask, Size, apply_map, check_heads, check_tensors, refuse_bias
+from polaformer.attention.core import (
+    Bias,
+    Facts,
+    LayerParts,
+    Maps,
+    Mask,
+    Size,
+    apply_map,
+    check_heads,
+    check_tensors,
+    refuse_bias,
+)
 from polaformer.ops.polarity import variants
 from polaformer.ops.polarity.operator import check_backend, check_eps, polarity_attention
 from polaformer.ops.precision import computing_dtype
@@ -36,7 +46,11 @@ class PolaCore(nn.Module):
     learn_scale: False leaves the division by softplus(scale) out, as the paper's formulas do.
     """
 
-    facts: ClassVar[Facts] = Facts("linear")
+    facts = Facts(
+        "linear",
+        num_maps=2,
+        published=LayerParts(gate="linear", conv="depthwise", key_positions=True, core_options={"eps": 1e-6}),
+    )
 
     def __init__(
         self,
@@ -55,6 +69,8 @@ class PolaCore(nn.Module):
             raise TypeError(f"PolaCore: learn_scale is {learn_scale!r}; give True or False")
         self.num_heads, self.head_dim = num_heads, head_dim
         self.alpha, self.polarity, self.eps, self.backend = alpha, polarity, eps, backend
+        if polarity != "both":
+            self.facts = self.facts._replace(num_maps=1, distributions=polarity != "subtract")
         self.power = nn.Parameter(torch.zeros(num_heads, head_dim))
         self.scale = nn.Parameter(torch.zeros(num_heads, head_dim)) if learn_scale else None
 

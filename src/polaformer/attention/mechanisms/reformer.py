@@ -31,7 +31,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polaformer.attention.core import Facts, WideCore, check_count
+from polaformer.arguments import check_integer
+from polaformer.attention.core import Facts, WideCore
 from polaformer.attention.mechanisms.local import existing, fill_up
 from polaformer.ops.polarity.plain import reciprocal
 
@@ -41,16 +42,16 @@ ITSELF = -1e5  # the score of a token with itself
 class ReformerCore(WideCore):
     """LSH attention with shared queries and keys: `num_hashes` rounds, chunks of `chunk` tokens."""
 
-    name, facts = "reformer", Facts("n log n", approximates="softmax", stochastic=True, cross=False, together=True)
+    name, facts = "reformer", Facts("n log n", approximates="softmax", stochastic=True, cross=False, mixes_queries=True)
 
     def __init__(
         self, num_heads: int, head_dim: int, *, chunk: int = 64, num_hashes: int = 2, num_buckets: int | None = None
     ) -> None:
         super().__init__(num_heads, head_dim)
-        check_count(self.name, "chunk", chunk)
-        check_count(self.name, "num_hashes", num_hashes)
+        check_integer(self.where, "chunk", chunk)
+        check_integer(self.where, "num_hashes", num_hashes)
         if num_buckets is not None:
-            check_count(self.name, "num_buckets", num_buckets)
+            check_integer(self.where, "num_buckets", num_buckets)
             if num_buckets % 2:
                 raise ValueError(f"attention 'reformer': num_buckets is {num_buckets!r}; give an even number, or None")
         self.chunk, self.num_hashes, self.num_buckets = chunk, num_hashes, num_buckets

@@ -20,14 +20,18 @@ as_published=True undoes both: of n tokens that exist, number ⌊u n⌋ is the t
 import torch
 from torch import Tensor
 
-from polaformer.attention.core import Facts, WideCore, check_count, check_flag, check_number, zero_absent
+from polaformer.arguments import check_flag, check_integer, check_number
+from polaformer.attention.core import Facts, WideCore, zero_absent
 from polaformer.attention.mechanisms.nystrom import iterative_inverse
 
 
 class SkyformerCore(WideCore):
     """Skyformer; num_landmarks is m, gamma is γ, iterations how often the inverse is refined; as_published: see above."""
 
-    name, facts = "skyformer", Facts("linear", approximates="kernelized", stochastic=True, together=True)
+    name, facts = (
+        "skyformer",
+        Facts("linear", approximates="kernelized", stochastic=True, mixes_queries=True, distributions=False),
+    )
 
     def __init__(
         self,
@@ -40,10 +44,10 @@ class SkyformerCore(WideCore):
         as_published: bool = False,
     ) -> None:
         super().__init__(num_heads, head_dim)
-        check_count(self.name, "num_landmarks", num_landmarks)
-        check_count(self.name, "iterations", iterations)
-        check_number(self.name, "gamma", gamma, above=True)
-        check_flag(self.name, "as_published", as_published)
+        check_integer(self.where, "num_landmarks", num_landmarks)
+        check_integer(self.where, "iterations", iterations)
+        check_number(self.where, "gamma", gamma, above=True)
+        check_flag(self.where, "as_published", as_published)
         self.num_landmarks, self.gamma, self.iterations, self.as_published = num_landmarks, gamma, iterations, as_published
 
     def attend_mixed(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, queries: Tensor | None) -> Tensor:

@@ -11,12 +11,12 @@ Departs: no dropout of the weights by default; the Long Range Arena harness of S
 """
 
 from math import inf
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polaformer.arguments import check_number
 from polaformer.attention.core import (
     Bias,
     Facts,
@@ -25,7 +25,6 @@ from polaformer.attention.core import (
     Size,
     apply_map,
     check_heads,
-    check_number,
     check_tensors,
     masked_softmax,
     zero_absent,
@@ -36,14 +35,14 @@ from polaformer.ops.precision import computing_dtype, without_autocast
 class SoftmaxCore(nn.Module):
     """Softmax attention through `scaled_dot_product_attention`; a sample without any key gives zeros."""
 
-    facts: ClassVar[Facts] = Facts("quadratic")
+    facts = Facts("quadratic", in_windows=True)
 
     def __init__(self, num_heads: int, head_dim: int, *, scale: float | None = None, dropout: float = 0.0) -> None:
         super().__init__()
         check_heads("softmax", num_heads, head_dim)
         if scale is not None:
-            check_number("softmax", "scale", scale, least=-inf, above=True)
-        check_number("softmax", "dropout", dropout, below=1.0)
+            check_number("attention 'softmax'", "scale", scale, least=-inf, above=True)
+        check_number("attention 'softmax'", "dropout", dropout, below=1.0)
         self.num_heads, self.head_dim, self.dropout = num_heads, head_dim, dropout
         self.scale = head_dim**-0.5 if scale is None else scale
 

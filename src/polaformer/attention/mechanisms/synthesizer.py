@@ -19,20 +19,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polaformer.attention.core import Facts, WideCore, check_count, check_length, masked_softmax
+from polaformer.arguments import check_integer
+from polaformer.attention.core import Facts, WideCore, check_length, masked_softmax
 
 
 class SynthesizerCore(WideCore):
     """Random synthesizer attention for at most `max_length` queries and `max_keys` keys (None: max_length)."""
 
-    name, facts = "synthesizer", Facts("quadratic", needs_length=True)
+    name, facts = "synthesizer", Facts("quadratic", sized_by=("max_length", "max_keys"))
 
     def __init__(self, num_heads: int, head_dim: int, *, max_length: int, max_keys: int | None = None) -> None:
         super().__init__(num_heads, head_dim)
-        check_count(self.name, "max_length", max_length)
+        check_integer(self.where, "max_length", max_length)
         if max_keys is not None:
-            check_count(self.name, "max_keys", max_keys)
+            check_integer(self.where, "max_keys", max_keys)
         self.max_length, self.max_keys = max_length, max_length if max_keys is None else max_keys
+        self.facts = self.facts._replace(max_length=self.max_length, max_keys=self.max_keys)
         self.synthetic = nn.Parameter(torch.empty(num_heads, self.max_length, self.max_keys))
         bound = sqrt(6 / (num_heads * (self.max_length + self.max_keys)))
         nn.init.uniform_(self.synthetic, -bound, bound)

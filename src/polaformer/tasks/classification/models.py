@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from polaformer.attention import names as mechanism_names
 from polaformer.backbones import Backbone, create_model, list_models
-from polaformer.backbones.mechanisms import LETTERS
+from polaformer.backbones.config import LETTERS
 from polaformer.backbones.published import EXCEPTIONS, RIVAL_EXCEPTIONS, RIVALS, ROWS, with_mechanism
 from polaformer.backbones.registry import MODELS
 from polaformer.backbones.swin import Swin

@@ -2,13 +2,13 @@
 
 import torch
 
-from polaformer.backbones.token_grid import Layout, pad_to_multiple, pixel_layout
+from polaformer.backbones.token_layout import TokenLayout, pad_to_multiple, pixel_layout
 
 
 def test_a_token_exists_if_any_of_its_pixels_does():
     exists = torch.zeros(1, 5, 6, dtype=torch.bool)
     exists[0, 1, 1] = exists[0, 4, 2] = True
-    shrunk = Layout((5, 6), exists, ((5, 3),)).shrunk(2)
+    shrunk = TokenLayout((5, 6), exists, ((5, 3),)).shrunk(2)
     assert shrunk.grid == (3, 3)
     assert shrunk.exists.tolist() == [[[True, False, False], [False, False, False], [False, True, False]]]
     assert shrunk.sizes == ((3, 2),)
@@ -26,8 +26,8 @@ def test_sizes_are_the_extents_of_the_mask():
 
 def test_prefix_tokens_always_exist():
     mask = torch.zeros(1, 2, 2, dtype=torch.bool)
-    assert Layout((2, 2), mask).token_mask(1).tolist() == [[True, False, False, False, False]]
-    assert Layout((2, 2)).token_mask(1) is None
+    assert TokenLayout((2, 2), mask).token_mask(1).tolist() == [[True, False, False, False, False]]
+    assert TokenLayout((2, 2)).token_mask(1) is None
 
 
 def test_padding_to_a_multiple():

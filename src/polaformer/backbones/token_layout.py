@@ -16,7 +16,7 @@ from polaformer.ops.grid import Grid
 from polaformer.ops.windows import missing
 
 
-class Layout(NamedTuple):
+class TokenLayout(NamedTuple):
     """The grid (height, width) of a batch of token images, and what of it exists.
 
     exists: (B, H, W), True where the token exists; None: everywhere.
@@ -27,7 +27,7 @@ class Layout(NamedTuple):
     exists: Tensor | None = None
     sizes: tuple[Grid, ...] | None = None
 
-    def shrunk(self, stride: int, grid: Grid | None = None) -> "Layout":
+    def shrunk(self, stride: int, grid: Grid | None = None) -> "TokenLayout":
         """The layout of cells of stride × stride of these tokens, the last ones padded.
 
         grid: the same (height, width), where it can be read from a tensor; compilers then have nothing to prove.
@@ -35,7 +35,7 @@ class Layout(NamedTuple):
         grid, exists, sizes = grid or _cells(self.grid, stride), self.exists, self.sizes
         if exists is not None and stride > 1:
             exists = F.max_pool2d(exists[:, None].float(), stride, ceil_mode=True)[:, 0] > 0
-        return Layout(grid, exists, None if sizes is None else tuple(_cells(size, stride) for size in sizes))
+        return TokenLayout(grid, exists, None if sizes is None else tuple(_cells(size, stride) for size in sizes))
 
     def token_mask(self, num_prefix_tokens: int = 0) -> Tensor | None:
         """(B, P + N), True where the token exists; prefix tokens always do."""
@@ -56,7 +56,7 @@ def pad_to_multiple(image: Tensor, side: int) -> Tensor:
     return F.pad(image, (0, right, 0, below)) if below or right else image
 
 
-def pixel_layout(name: str, image: Any, mask: Any, in_chans: int, like: Tensor) -> Layout:
+def pixel_layout(name: str, image: Any, mask: Any, in_chans: int, like: Tensor) -> TokenLayout:
     """The layout of the pixels of images (B, C, H, W) under a mask (B, H, W), True where the pixel belongs to the image.
 
     Raises for anything else, and for images that are not in the dtype of `like`, a parameter. Sizes are read from the mask,
@@ -73,13 +73,13 @@ def pixel_layout(name: str, image: Any, mask: Any, in_chans: int, like: Tensor) 
     if 0 in grid:
         raise ValueError(f"{name}: x has shape {tuple(image.shape)}; give images of at least one pixel")
     if mask is None:
-        return Layout(grid)
+        return TokenLayout(grid)
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != (image.shape[0], *grid):
         given = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(
             f"{name}: mask is {given}; give a boolean tensor of shape {(image.shape[0], *grid)}, True where the pixel exists"
         )
-    return Layout(grid, mask, _extents(name, mask))
+    return TokenLayout(grid, mask, _extents(name, mask))
 
 
 def _extents(name: str, mask: Tensor) -> tuple[Grid, ...]:
