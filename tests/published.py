@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polaformer.attention import AttentionLayer
-from polaformer.backbones import PVT, Swin
+from polaformer.backbones import PVT, PVTv2, Swin
 
 
 def draw(seed: int, shape: tuple[int, ...]) -> Tensor:
@@ -66,7 +66,7 @@ def _in_layer(name: str, value: Tensor, layer: AttentionLayer | None, is_swin: b
 
 def _published_name(model: nn.Module, prefix: str, inner: str) -> str:
     name = prefix + inner
-    if isinstance(model, PVT):
+    if isinstance(model, PVT | PVTv2):
         name = name.replace("pos_embed.rows", "pos_embed").replace("mlp.dwconv.", "mlp.dwconv.dwconv.")
         number = re.match(r"stages\.(\d+)\.(\w+)", name)
         if number:

@@ -167,7 +167,7 @@ def test_what_relates_the_tokens_of_one_sequence_says_so(name):
     for function, inputs in ((create(name), qkv()), (create(name).weights, qkv()[:2])):
         with pytest.raises(ValueError, match=f"'{name}': got cross=True, or its layer a context, but this mechanism relates"):
             function(*inputs, cross=True)
-    with pytest.raises(ValueError, match=f"'{name}' relates the tokens of one sequence and cannot take keys reduced by 2"):
+    with pytest.raises(ValueError, match=f"'{name}' relates the tokens of one sequence and does not support keys reduced by 2"):
         attention.create_layer(name, 8, 2, tokens=(4, 4), reduction=2)
 
 

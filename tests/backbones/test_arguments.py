@@ -182,7 +182,9 @@ def test_wrong_input_gets_a_clear_error(name, error, message, x, mask):
 
 
 def test_mechanism_of_stages_says_what_is_allowed():
-    with pytest.raises(ValueError, match=r"give one of angular, .* softmax, synthesizer for all stages, 4 of them separated by commas"):
+    with pytest.raises(
+        ValueError, match=r"give one of angular, .* softmax, synthesizer for all stages, 4 of them separated by commas"
+    ):
         stage_mechanisms("none", 4)
     assert stage_mechanisms("L", 1) == ("pola",)
 

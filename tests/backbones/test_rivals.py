@@ -102,9 +102,7 @@ def test_options_reach_the_mechanisms_that_know_them():
     ],
 )
 def test_an_option_that_no_stage_can_honour_is_refused(name, mechanism, options, refused):
-    with pytest.raises(
-        TypeError, match=f"attention_options holds {refused}, which no stage can honour; {mechanism} here takes"
-    ):
+    with pytest.raises(TypeError, match=f"attention_options has {refused}, which no stage supports; {mechanism} here takes"):
         small(name, attention=mechanism, attention_options=options)
 
 
@@ -214,6 +212,6 @@ def test_softmax_takes_options_of_its_core():
 
 
 def test_reduced_keys_are_refused_by_what_relates_the_tokens_of_one_sequence():
-    with pytest.raises(ValueError, match="'angular' relates the tokens of one sequence and cannot take keys reduced by 2"):
+    with pytest.raises(ValueError, match="'angular' relates the tokens of one sequence and does not support keys reduced by 2"):
         small("pola_pvt_tiny", attention="angular", reductions=(2, 1, 1, 1))
     assert small("pola_pvt_tiny", attention="efficient", reductions=(2, 1, 1, 1))(images()).shape == (2, 5)

@@ -102,7 +102,7 @@ def test_features_of_a_batch_of_unequal_images(name):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_after_pruning_a_new_classifier_fits_the_last_stage_that_is_left(name):
     model = small(name)
-    with pytest.raises(ValueError, match="the classifier is for the last features"):
+    with pytest.raises(ValueError, match="the classifier needs the last features"):
         model.prune_intermediate_layers([0], prune_head=False)
     model.prune_intermediate_layers([0], prune_norm=True)
     model.reset_classifier(4, "avg")

@@ -48,10 +48,10 @@ class Facts(NamedTuple):
     cost: how the time grows with the number of tokens: "linear", "n log n" or "quadratic".
     approximates: the mechanism whose result it aims at; None: it has a formula of its own.
     stochastic: it draws random numbers in every call, from PyTorch's generator.
-    seeded: it draws a random pattern once, from its argument `seed`; the layers of a model get different seeds.
     cross: queries may be other tokens than keys, in the same or another number.
     mixes_queries: the output of a query depends on the other queries too. Masked tokens are then left out as queries as well,
         unless queries are other tokens than keys.
+    seeded: it draws a random pattern once, from its argument `seed`; the layers of a model get different seeds.
     sized_by: its arguments that are numbers of tokens and have no default: "max_length" (tokens) and "max_keys" (keys).
     max_length, max_keys: how many tokens and keys an instance takes; None: any number.
     num_maps: how many maps each head has; None: one per channel.
@@ -64,9 +64,9 @@ class Facts(NamedTuple):
     cost: str
     approximates: str | None = None
     stochastic: bool = False
-    seeded: bool = False
     cross: bool = True
     mixes_queries: bool = False
+    seeded: bool = False
     sized_by: tuple[str, ...] = ()
     max_length: int | None = None
     max_keys: int | None = None
