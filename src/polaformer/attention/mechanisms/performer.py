@@ -1,4 +1,4 @@
-"""Performer, FAVOR+ (Choromanski et al., 2021): positive random features that estimate softmax scores by inner products.
+"""Performer, FAVOR+ (Choromanski et al., 2021): positive random features whose expected products are softmax scores.
 
     out_t = φ(q_t) Σ_i φ(k_i)ᵀ v_i / φ(q_t) Σ_i φ(k_i)ᵀ,   φ(x) = exp(W x̂ − ‖x̂‖²/2 − max) + 1e-4,   x̂ = D^-1/4 x
 
