@@ -7,7 +7,7 @@ from layers import randomise, tokens
 from polaformer import attention
 
 HEADS, WIDTH = 3, 6
-ITERATIONS = 2  # so few that it matters where they start
+ITERATIONS = 2  # few enough that the starting point matters
 
 
 def create(name, **options):
@@ -19,7 +19,7 @@ def qkv(queries=12, keys=12, batch=2):
 
 
 def scattered(length, batch=2):
-    """Another number of tokens in each sample, and holes."""
+    """A mask with a different number of tokens per sample, and holes."""
     position = torch.arange(length)
     return torch.stack([(position * 7 + sample) % 3 >= 1 + sample for sample in range(batch)]) | (position == length - 1)
 
@@ -30,7 +30,7 @@ def seeded(function, *arguments, **options):
 
 
 def published_inverses(matrices):
-    """All of them (B, H, m, m), from one start: the largest column sum that there is."""
+    """The inverses of all matrices (B, H, m, m), started from the largest column sum of any of them."""
     largest = max(float(a.sum(dim=0).max()) for a in matrices.flatten(0, 1))
     inverses = matrices.clone()
     for b in range(len(matrices)):
@@ -44,7 +44,7 @@ def published_inverses(matrices):
 
 
 def published_nystrom(q, k, v, mask, landmarks):
-    """The harness, step by step: scaled and zeroed rows, reshaped to segments, the mask in the third factor as −1e9."""
+    """The harness step by step: rows scaled and zeroed, reshaped to segments; the third factor masked by adding −1e9."""
     q, k = q / WIDTH**0.25 * mask[:, None, :, None], k / WIDTH**0.25 * mask[:, None, :, None]
     near_q, near_k = (x.reshape(len(x), HEADS, landmarks, x.shape[2] // landmarks, WIDTH).mean(dim=-2) for x in (q, k))
     first = (q @ near_k.mT).softmax(dim=-1)
@@ -54,7 +54,7 @@ def published_nystrom(q, k, v, mask, landmarks):
 
 
 def published_skyformer(q, k, v, mask, landmarks, gamma=0.1):
-    """Positions ⌊u n⌋ of queries and keys one after the other, whatever stands there."""
+    """Landmarks at positions ⌊u n⌋ of the queries and then of the keys, even if those tokens are masked."""
     hidden, length = mask[:, None, :, None], q.shape[2]
     both = torch.cat([q * hidden, k * hidden], dim=2) / WIDTH**0.25
     index = (torch.rand(landmarks) * mask.sum(dim=-1, keepdim=True)).long()  # (B, m)
@@ -73,7 +73,7 @@ def published_skyformer(q, k, v, mask, landmarks, gamma=0.1):
 
 
 def published_linear(q, k, v, mask):
-    """Token by token; the mask is not asked."""
+    """Token by token; the mask is ignored."""
     out = torch.zeros_like(q)
     for b in range(len(q)):
         for h in range(HEADS):
@@ -130,7 +130,7 @@ def test_published_nystrom_refuses_what_its_landmarks_do_not_divide():
 
 @pytest.mark.parametrize("name", ["informer", "linear"])
 def test_a_mask_that_published_code_ignores_is_ignored_in_the_layer_too(name):
-    """What stands under it counts: zeros there would be another result."""
+    """Masked tokens count: zeros in their place would change the result."""
     options = {"factor": 1} if name == "informer" else {}
     layer = randomise(attention.create_layer(name, 12, 2, as_published=True, **options)).double()
     x, mask = tokens(), torch.rand(2, 20) > 0.3

@@ -39,13 +39,13 @@ def random_mask(tokens, batch=2):
 
 
 def repeat(core, *arguments, call="forward", **options):
-    """A call whose random numbers are the same every time."""
+    """A call with a fixed random seed."""
     torch.manual_seed(3)
     return getattr(core, call)(*arguments, **options)
 
 
 def softmax_over(q, k, v, allowed):
-    """Softmax attention over the pairs that are allowed, (…, N, M); zeros where a query is allowed nothing."""
+    """Softmax attention over the allowed pairs, (…, N, M); zeros for a query without any."""
     scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~allowed, -math.inf)
     return scores.softmax(-1).nan_to_num(0.0) @ v
 
@@ -98,7 +98,7 @@ def test_content_under_the_mask_changes_neither_result_nor_gradients(name):
         return out.detach(), *torch.autograd.grad(out[~hidden].sum(), (q, v))
 
     clean = run(None, None, None)
-    # A query of a masked token is its own affair, unless tokens are mixed before they attend.
+    # The query of a masked token affects no other token, unless the mechanism mixes queries.
     found = run(math.nan if create(name).facts.mixes_queries else None, math.nan, math.inf)
     for x, wanted in zip(found, clean, strict=True):
         torch.testing.assert_close(x, wanted)
@@ -141,7 +141,7 @@ def test_a_sample_does_not_depend_on_the_others_of_its_batch(name):
 
 @pytest.mark.parametrize(("name", "added"), [("local", 9), ("longformer", 9), ("bigbird", 1), ("reformer", 2)])
 def test_masked_tokens_at_the_end_change_nothing_for_the_others(name, added):
-    """As many as the docstrings promise: any number, or as long as they add no block (of 2) or chunk (of 4) to 21 or 22."""
+    """As the docstrings promise: any number of them, or as many as add no block (of 2) or chunk (of 4) to 21 tokens."""
     tokens = 21
     core, (q, k, v) = create(name), qkv(tokens + added)
     mask = (torch.arange(tokens + added) < tokens).expand(2, -1)
@@ -167,7 +167,7 @@ def test_no_tensor_grows_with_the_square_of_the_length(name):
         def __torch_dispatch__(self, function, types, arguments=(), options=None):
             out = function(*arguments, **(options or {}))
             for x in out if isinstance(out, tuple | list) else (out,):
-                # What is only viewed in another shape takes no memory.
+                # A view takes no memory of its own.
                 if isinstance(x, torch.Tensor):
                     self.size = max(self.size, x.untyped_storage().nbytes())
             return out
@@ -193,9 +193,9 @@ def test_other_tokens_as_keys_are_refused(name):
     ("name", "options", "message"),
     [
         ("local", {"block": 0}, "attention 'local': block is 0; give an integer ≥ 1"),
-        ("longformer", {"window": 7}, r"window is 7; give an even number of at least 2 \(e.g. 512\), or how many"),
-        ("longformer", {"window": 0}, "window is 0; give an even number"),
-        ("longformer", {"window": (3, -1)}, r"window is \(3, -1\); .* a pair of whole numbers of at least 0"),
+        ("longformer", {"window": 7}, r"window is 7; give an even integer ≥ 2 \(e.g. 512\), or the numbers of tokens"),
+        ("longformer", {"window": 0}, "window is 0; give an even integer ≥ 2"),
+        ("longformer", {"window": (3, -1)}, r"window is \(3, -1\); .* a pair of integers ≥ 0"),
         ("longformer", {"window": (3,)}, r"window is \(3,\)"),
         ("bigbird", {"block": 2.0}, "block is 2.0; give an integer ≥ 1"),
         ("bigbird", {"window": 4}, "window is 4; give an odd number of blocks"),
@@ -242,7 +242,7 @@ def test_local_is_softmax_within_contiguous_blocks(tokens, block, masked):
 
 
 def strided_by_loops(q, k, v, mask, block):
-    """What the Long Range Arena computes, token by token; returns the outputs and the map over the given tokens."""
+    """The Long Range Arena's formula, token by token; returns the outputs and the map, without the appended tokens."""
     batch, heads, tokens, width = q.shape
     length = tokens + block - tokens % block
     groups = length // block
@@ -393,7 +393,7 @@ def test_random_blocks_are_drawn_once_and_disturb_no_other_random_numbers():
 
 @pytest.mark.parametrize(("options", "most"), [({}, 5), ({"num_random": 3}, 7), ({"window": 5, "num_random": 2}, 7)])
 def test_bigbird_is_softmax_attention_while_every_block_would_be_seen(options, most):
-    """And no longer: with one block more, the second block leaves out one."""
+    """But no longer: with one block more, the second block misses one."""
     core, mask = create("bigbird", **options), random_mask(2 * most + 2)
     for blocks in range(1, most + 2):
         q, k, v = qkv(2 * blocks)
@@ -406,7 +406,7 @@ def test_bigbird_is_softmax_attention_while_every_block_would_be_seen(options, m
 
 
 def fix_rotations(core, tokens):
-    """The core always hashes with the same rotations, which are returned."""
+    """Make the core hash with fixed rotations, and return them."""
     rotations = torch.randn(HEADS, WIDTH, core.num_hashes, sum(core.bucket_factors(tokens)) // 2, dtype=torch.float64)
     core.rotations = lambda size, like: rotations.to(like.dtype)
     return rotations
@@ -469,7 +469,7 @@ def test_reformer_is_lsh_attention_with_shared_queries_and_keys(tokens, options,
 
 @pytest.mark.parametrize("tokens", [1, 2, 7])
 def test_reformer_of_one_chunk_is_softmax_over_the_other_tokens(tokens):
-    """And a token that is alone sees itself."""
+    """A single token attends to itself."""
     core, (q, k, v) = create("reformer", chunk=7), qkv(tokens)
     keys = q / (q.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     others = ~torch.eye(tokens, dtype=torch.bool) if tokens > 1 else torch.ones(1, 1, dtype=torch.bool)
@@ -482,7 +482,7 @@ def test_reformer_of_one_chunk_is_softmax_over_the_other_tokens(tokens):
 
 @pytest.mark.parametrize("size", [5.0, 500.0, 5e4])
 def test_a_token_of_reformer_prefers_any_other_to_itself(size):
-    """Also one whose score is far below zero, here −size: its own, −1e5, is lower still."""
+    """Even one with a very negative score, here −size: its own, −1e5, is lower still."""
     core, (q, k, v) = create("reformer", chunk=2), qkv(2)
     q = q[:, :, :1] / q[:, :, :1].norm(dim=-1, keepdim=True) * torch.tensor([[size], [-size]])
     assert_equal(core(q, k, v), v.flip(2))
@@ -524,7 +524,7 @@ def test_the_number_of_buckets_is_not_kept_from_another_length():
     ],
 )
 def test_the_number_of_buckets(chunk, tokens, wanted):
-    """At 1024, 2048 and 4096 tokens those of the Skyformer runs. No hash is wider than 2·chunk."""
+    """At 1024, 2048 and 4096 tokens as in the Skyformer runs. No hash has more than 2·chunk buckets."""
     core = create("reformer", chunk=chunk)
     core.bucket_factors(chunk + 1)
     assert core.bucket_factors(tokens) == wanted

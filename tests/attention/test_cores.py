@@ -1,4 +1,4 @@
-"""Pola with all its polarities, softmax and linear attention behind the one call; test_every_core.py has what holds for all."""
+"""Pola in all polarities, softmax and linear attention; test_every_core.py tests what holds for every mechanism."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def qkv(dtype=torch.float64, queries=4, keys=5, width=6):
 
 
 def apply_maps(maps, v):
-    """What the maps say that forward should return."""
+    """The output that the maps imply."""
     if set(maps) == {"same", "opposite"}:
         half = (v.shape[-1] + 1) // 2
         return torch.cat([maps["same"] @ v[..., :half], maps["opposite"] @ v[..., half:]], dim=-1)
@@ -76,7 +76,7 @@ def test_a_sample_without_keys_gives_zeros_and_finite_gradients(label):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("label", [label for label in CORES if label != "pola-subtract"])
 def test_half_precision_stays_close_to_float64(label, dtype):
-    """Row N1 through the core: the learnable scale must not cost digits before the operator."""
+    """Row N1 through the core: the learnable scale must not lose digits before the operator."""
     core, (q, k, v) = create(label).float(), qkv(torch.float64, queries=40, keys=200)
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     out = core(q, k, v)
@@ -209,7 +209,7 @@ def test_the_reference_backend_can_be_chosen():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_the_map_of_softmax_does_not_overflow_where_the_call_does_not(dtype):
-    """Scores of 90,000 before the scale of 1/√6: beyond half precision, and of no harm."""
+    """Scores of 90,000 before the scale of 1/√6 exceed half precision, and must do no harm."""
     core, (q, k, _) = create("softmax", torch.float32), qkv(dtype)
     q, k = q.sign() * 120, k.sign() * 120
     with torch.autocast("cpu", dtype=torch.bfloat16):

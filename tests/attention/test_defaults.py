@@ -1,4 +1,4 @@
-"""The defaults of every mechanism: those of the runs that are compared with, and those that the guide names."""
+"""The defaults of every mechanism: those of the published runs we compare with, and those stated in the guide."""
 
 import inspect
 import re
@@ -8,7 +8,7 @@ import pytest
 
 from polaformer import attention
 
-REQUIRED = inspect.Parameter.empty  # has to be given
+REQUIRED = inspect.Parameter.empty  # no default
 DEFAULTS = {
     "angular": {},
     "bigbird": {"block": 64, "num_random": 3, "window": 3, "seed": 0},

@@ -1,4 +1,4 @@
-"""One suite over all mechanisms: what is registered is tested by being registered."""
+"""One test suite for all mechanisms: registering a mechanism is enough to have it tested."""
 
 import math
 import re
@@ -14,7 +14,7 @@ from oracle import relative_error
 from polaformer import attention
 
 HEADS, WIDTH, BATCH = 2, 4, 2
-# Small enough that the lengths below fill several blocks, chunks, segments or samples, and do not divide by them.
+# Small enough that the lengths below span several blocks, chunks, segments or draws, and are not multiples of them.
 SMALL = {
     "bigbird": {"block": 3, "num_random": 1},
     "informer": {"factor": 1},
@@ -31,7 +31,7 @@ PUBLISHED = [f"{name} as published" for name in attention.names() if "as_publish
 NAMES = attention.names()
 COMPILED = ("pola", "softmax", "focused", "bigbird")  # one of each kind in the default suite
 CROSS = [name for name in NAMES if attention.facts(name).cross]
-# What these make of tokens does not depend on their order; of the others it does, or on random draws by place.
+# The results of these do not depend on the order of tokens; those of the others do, or on random draws by position.
 WITHOUT_ORDER = {
     "angular",
     "efficient",
@@ -47,12 +47,12 @@ WITHOUT_ORDER = {
     "softmax",
 }
 LENGTH = 29
-# Published landmarks are means of as many tokens each.
+# Published landmarks are means of equally many tokens.
 LENGTHS = {"nystrom as published": 28}
 
 
 def create(label, dtype=torch.float64, **options):
-    """A core with nothing hidden behind a zero; `label` is a name, or a name "as published"."""
+    """A core with non-zero parameters, so that none hides a fault; `label` is a name, or a name and "as published"."""
     name, _, published = label.partition(" ")
     options = SMALL.get(name, {}) | ({"as_published": True} if published else {}) | options
     core = attention.create(name, num_heads=HEADS, head_dim=WIDTH, **options)
@@ -67,14 +67,14 @@ def qkv(queries=LENGTH, keys=None, dtype=torch.float64, batch=BATCH):
 
 
 def padded(length=LENGTH, batch=BATCH):
-    """A mask with padding at the end, of another length in each sample, and a hole."""
+    """A mask with padding at the end, of a different length per sample, and a hole."""
     mask = torch.arange(length) < length - 2 - 3 * torch.arange(batch)[:, None]
     mask[:, 5] = False
     return mask
 
 
 def call(core, *args, seed=3, **options):
-    """The call with a seed of its own, so that random mechanisms draw the same numbers each time."""
+    """A call with a fixed seed, so that random mechanisms draw the same numbers each time."""
     torch.manual_seed(seed)
     return core(*args, **options)
 
@@ -93,7 +93,7 @@ def test_the_docstring_says_what_the_mechanism_is(name):
     text = module.__doc__
     words = ["Shapes:", "Normaliser:", "Cost O(", "arameters", "Paper:", "Source:", "# B batch"]
     assert [word for word in words if word not in text] == []
-    # Each of these leaves a published code somewhere; the others follow theirs.
+    # These follow their published code; all others depart from it somewhere.
     follows = {"efficient", "focused", "pola", "cosformer", "synthesizer"}
     assert ("Departs:" in text) == (name not in follows)
 
@@ -113,7 +113,7 @@ def test_the_guide_lists_every_mechanism_as_its_facts_have_it():
             facts.approximates == "softmax",
             facts.stochastic,
         ), name
-        # Linear-angular attention itself looks at no order, but the convolution that it is published with does.
+        # Linear-angular attention itself ignores the order of tokens, but the convolution of its published layer does not.
         assert ("³" in marks) == (name not in WITHOUT_ORDER or name == "angular"), name
         assert re.findall(r"`(\w+)`", options) == attention.option_names(name), name
 
@@ -139,7 +139,7 @@ def test_any_length_will_do(name, length):
 @pytest.mark.parametrize("queries", [1, 7, LENGTH, 40])
 @pytest.mark.parametrize("name", CROSS)
 def test_queries_may_be_others_than_keys(name, queries):
-    """Also as many: the mask of the keys is then not that of the queries."""
+    """Even in the same number: the mask of the keys is then not that of the queries."""
     core, (q, k, v) = create(name), qkv(queries, LENGTH)
     out = call(core, q, k, v, mask=padded(), cross=True)
     torch.manual_seed(3)
@@ -150,7 +150,7 @@ def test_queries_may_be_others_than_keys(name, queries):
 
 
 @pytest.mark.parametrize("queries", [7, LENGTH, 40])
-@pytest.mark.parametrize("name", [name for name in CROSS if name != "informer"])  # which draws for M keys, absent ones too
+@pytest.mark.parametrize("name", [name for name in CROSS if name != "informer"])  # whose draws depend on M, masked or not
 def test_law_keys_in_padding_are_absent_for_other_queries(name, queries):
     core, (q, k, v) = create(name, **({"max_length": 64} if name == "cosformer" else {})), qkv(queries, LENGTH)
     for existing in (3, 20):
@@ -188,12 +188,12 @@ def test_explicit_maps_are_what_forward_applies(label, masked):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_law_content_under_the_mask_changes_nothing(name):
-    """Whatever stands there, NaN and infinity too, in outputs, in maps and in gradients."""
+    """Masked positions have no effect on outputs, maps or gradients, even if they hold NaN or infinity."""
     core, mask = create(name), padded()
     hidden, found = ~mask[:, None, :, None], []
     q, k, v = qkv()
     for content in (0.0, 1e3, float("nan"), float("inf")):
-        # Keys and values; and queries, where a masked token is none.
+        # Keys and values; queries too if the mechanism mixes them, as masked tokens are then not queries.
         seen = q.masked_fill(hidden, content) if attention.facts(name).mixes_queries else q.clone()
         leaves = [x.requires_grad_() for x in (seen, k.masked_fill(hidden, content), v.masked_fill(hidden, content))]
         out = call(core, *leaves, mask=mask).masked_fill(hidden, 0.0)
@@ -236,7 +236,7 @@ def test_zero_vectors_a_single_key_and_large_ones_give_no_nan(name, dtype):
     zeros = torch.zeros_like(q)
     for given, mask in (((zeros, zeros, zeros), None), ((zeros, k, v), None), ((q, zeros, v), None), ((q, k, v), only)):
         check_finite(core, given, mask)
-    # Beyond float16: scores or gradients of PyTorch's fused softmax on a CPU, and outputs of mobile attention, without bound.
+    # These exceed float16: scores or gradients of PyTorch's fused softmax on a CPU, and mobile attention's unbounded outputs.
     if dtype != torch.float16 or name not in ("bigbird", "mobile", "softmax"):
         check_finite(core, (q.sign() * 1e4, k.sign() * 1e4, v), None)
 
@@ -259,7 +259,7 @@ def test_law_samples_do_not_depend_on_each_other(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_law_tokens_in_another_order(name):
-    """Permuted tokens give permuted outputs, exactly where the mechanism looks at no order."""
+    """Permuted tokens give permuted outputs if, and only if, the mechanism ignores the order of tokens."""
     core, (q, k, v), order = create(name), qkv(), torch.randperm(LENGTH)
     same = torch.allclose(
         call(core, q[:, :, order], k[:, :, order], v[:, :, order]), call(core, q, k, v)[:, :, order], rtol=1e-9, atol=1e-9
@@ -313,7 +313,7 @@ def test_a_state_dict_holds_everything_that_was_drawn_or_learned(label):
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in COMPILED else pytest.mark.long) for n in NAMES])
 def test_it_compiles(name):
-    """As one graph. `aot_eager` traces forward and backward as the other backends do, without making kernels."""
+    """As one graph. `aot_eager` traces forward and backward as the other backends do, without generating kernels."""
     torch.compiler.reset()
     core, mask = create(name, torch.float32), padded()
     leaves = [x.requires_grad_() for x in qkv(dtype=torch.float32)]
@@ -327,7 +327,7 @@ def test_it_compiles(name):
 
 
 class Multiplications(TorchDispatchMode):
-    """Counts the multiplications of products of matrices, and one for each element that any other operation writes."""
+    """Counts the multiplications of matmuls, and one for each element that any other operation writes."""
 
     def __init__(self):
         super().__init__()
@@ -350,7 +350,7 @@ def multiplications(name, length):
     core = attention.create(name, num_heads=1, head_dim=WIDTH, **options)
     q, k, v = (torch.randn(1, 1, length, WIDTH) for _ in range(3))
     if name == "pola":
-        core.backend = "torch"  # in sight of the count
+        core.backend = "torch"  # its operations are visible to the counter
     torch.manual_seed(0)
     with torch.no_grad(), Multiplications() as counted:
         core(q, k, v, mask=torch.ones(1, length, dtype=torch.bool))
@@ -367,7 +367,7 @@ def test_the_cost_is_of_the_class_that_it_says(name):
         assert 1.8 <= growth <= 2.05
     else:
         assert 0.9 <= growth <= (1.05 if cost == "linear" else 1.25)
-        # A table for each token is the mechanism's own; whatever a call makes must not grow with the square.
+        # A per-token table belongs to the mechanism; the tensors that a call creates must not grow quadratically.
         assert memory <= (1.05 if cost == "linear" else 1.25)
 
 

@@ -38,7 +38,7 @@ def qkv(queries=7, keys=7, dtype=torch.float64, batch=2, width=WIDTH):
 
 
 def random_mask(keys, batch=2):
-    """One key of each sample exists at least."""
+    """At least one key per sample exists."""
     mask = torch.rand(batch, keys) < 0.6
     mask[torch.arange(batch), torch.randint(keys, (batch,))] = True
     return mask
@@ -49,12 +49,12 @@ def existing(mask, sample, keys):
 
 
 def normalised(scores, divisor_at_least=0.0):
-    """Scores by (query, key), in rows that sum to 1."""
+    """Scores (query, key) with rows normalised to sum to 1."""
     return scores / scores.sum(dim=-1, keepdim=True).clamp(min=divisor_at_least)
 
 
 def performer_map(core, q, k, mask, sample, head):
-    """Softmax features one by one, with the max over the keys in question."""
+    """The features token by token, with the max over the keys that count."""
     published, width = core.as_published, q.shape[-1]
     rows = core.projection
     q, k = (x[sample, head] / width**0.25 for x in (q, k))
@@ -146,7 +146,7 @@ def test_content_under_the_mask_changes_neither_results_nor_gradients(label):
         torch.testing.assert_close(other, results[0])
 
 
-# As published, Performer counts what is not there; cosFormer without max_length takes L from the padded length.
+# As published, Performer counts masked keys; cosFormer without max_length derives L from the padded length.
 @pytest.mark.parametrize("label", [x for x in OPTIONS if x not in ("performer as published", "cosformer")])
 def test_a_padded_tail_is_as_if_it_were_not_there(label):
     core, (q, k, v) = create(label), qkv(9, 9)
@@ -172,7 +172,7 @@ def test_a_sample_without_keys_gives_zeros_and_finite_gradients(label):
     out = core(q, k, v, mask=mask)
     assert (out[0] == 0).all()
     assert (core.weights(q, k, mask=mask)[core.name][0] == 0).all()
-    with torch.autograd.set_detect_anomaly(True):  # nor is there NaN on the way
+    with torch.autograd.set_detect_anomaly(True):  # no intermediate NaN either
         out = core(q, k, v, mask=mask)
         gradients = torch.autograd.grad(out.sum(), (q, k, v, *core.parameters()))
     assert all(x.isfinite().all() for x in (out, *gradients))
@@ -293,7 +293,7 @@ def softmax_attention(q, k, v, scale):
 
 
 def test_performer_comes_close_to_softmax_attention_with_many_features():
-    """As published it comes close to scores ⟨q, k⟩/D instead: x is scaled twice. For larger vectors the 1e-4 would prevail."""
+    """As published it comes close to scores ⟨q, k⟩/D instead: x is scaled twice. For larger vectors the 1e-4 would dominate."""
     q, k, v = qkv(20, 30)
     q, k = q * 0.6, k * 0.6
     for published, near, far in ((False, WIDTH**-0.5, 1 / WIDTH), (True, 1 / WIDTH, WIDTH**-0.5)):
@@ -343,7 +343,7 @@ def test_performers_projection_is_saved_and_not_learned():
 
 @pytest.mark.parametrize("size", [0.5, 2000.0])
 def test_performers_absent_keys_do_not_set_the_max(size):
-    """With one feature all existing keys can lie below the zero that stands for an absent one; far below, it would overflow."""
+    """With one feature, all unmasked keys can be below the zero of a masked one; with a large gap that would overflow."""
     core = create("performer", torch.float32, num_features=1)
     k = -core.projection * torch.linspace(size, 2 * size, 5)[:, None]
     k = k.expand(2, HEADS, -1, -1).clone().requires_grad_()
@@ -393,7 +393,7 @@ def test_hedgehog_starts_with_identity_maps_apart_for_queries_and_keys():
 
 @pytest.mark.parametrize("size", [30.0, 90.0, 1000.0])
 def test_hedgehog_keeps_its_value_where_features_underflow(size):
-    """softmax(x) itself has no digits left there, in float32 at once and at a size of 1000 in float64 too."""
+    """softmax(x) itself underflows there: in float32 at every size, in float64 at a size of 1000."""
     core, (q, k, v) = attention.create("hedgehog", num_heads=HEADS, head_dim=WIDTH), qkv(6, 4)
     q, k = (x * size for x in (q, k))
     queries, keys = (torch.cat([x.log_softmax(-1), (-x).log_softmax(-1)], dim=-1) for x in (q, k))

@@ -1,4 +1,4 @@
-"""The layers against tensors that the authors' own code, and their rivals', produced."""
+"""The layers against tensors produced by the PolaFormer authors' code and by the code of other mechanisms' authors."""
 
 import pytest
 import torch
@@ -112,7 +112,7 @@ def check_the_layer_reproduces_the_authors_layer_in_float64(golden, name):
     assert relative_error(gradient, data["grad_input_f64"]) <= 1e-10
 
 
-# file → mechanism, heads, the published names of q, k, v (together or apart) and of the output projection
+# file → mechanism, heads, the published names of q, k, v (joint or separate) and of the output projection
 OTHERS = {
     "rivals/efficient_attention": ("efficient", 2, ("queries", "keys", "values"), "reprojection"),
     "rivals/hydra_attention": ("hydra", 4, ("qkv",), "out"),
@@ -122,7 +122,7 @@ OTHERS = {
 
 
 def rival(golden, name, dtype):
-    """The layer with the file's parameters, and what it turns the file's tensors into: (B, N, C)."""
+    """The layer with the file's parameters, the file's tensors as (B, N, C), and the gradients of its parameters."""
     data = load_file(golden / f"{name}.safetensors")
     mechanism, heads, inputs, output = OTHERS[name]
     layer = create_layer(mechanism, 32, heads, tokens=36)

@@ -10,7 +10,7 @@ from oracle import relative_error
 from polaformer import attention
 
 HEADS, WIDTH = 3, 6
-# So few landmarks that lengths below leave the plain softmax behind.
+# Few enough landmarks that the lengths below are not all plain softmax attention.
 CORES = {
     "nystrom": {"num_landmarks": 4},
     "skyformer": {"num_landmarks": 5},
@@ -29,7 +29,7 @@ def qkv(queries=13, keys=13, batch=2, dtype=torch.float64):
 
 
 def scattered(keys, batch=2):
-    """Another mask for each sample: two thirds of the keys, then about a third; at least one."""
+    """A different mask per sample: two thirds of the keys, then about a third; at least one."""
     position = torch.arange(keys)
     return torch.stack([(position * 7 + sample) % 3 >= 1 + sample for sample in range(batch)]) | (position == keys - 1)
 
@@ -40,7 +40,7 @@ def seeded(function, *arguments, **options):
 
 
 def by_head(function, q, k, v, mask, cross):
-    """What a function of one sample and head gives for all; keys that do not exist are zeros, also as queries unless cross."""
+    """Apply a function of one sample and head to all of them; masked tokens are zeros as keys, and as queries unless cross."""
     mask = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool) if mask is None else mask
     out = torch.zeros_like(q)
     for b in range(len(q)):
@@ -74,7 +74,7 @@ def slow_nystrom(q, k, v, mask, cross, landmarks):
 
 
 def segment_means(x, landmarks):
-    """One row for each segment that is not empty."""
+    """One row per non-empty segment."""
     parts = [[x[r] for r in range(len(x)) if r * landmarks // len(x) == s] for s in range(landmarks)]
     return torch.stack([torch.stack(part).mean(0) for part in parts if part])
 
@@ -192,7 +192,7 @@ def test_a_mask_that_hides_nothing_is_no_mask(name):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", CORES)
 def test_a_sample_does_not_depend_on_the_others(name, masked):
-    """Published Nyström and Skyformer start the inverse of all from the largest column sum of the batch."""
+    """Published Nyström and Skyformer start every inverse from the largest column sum of the batch."""
     core, (q, k, v) = create(name), qkv(batch=3)
     q[1:] *= 9
     mask = scattered(13, batch=3) if masked else None
@@ -318,7 +318,7 @@ def test_nystrom_landmarks_are_published_ones_where_the_length_divides_and_nothi
 
 
 def test_nystrom_leaves_padding_out_of_landmarks():
-    """The published means count the zeros of the padding: with other landmarks they give something else."""
+    """The published means count the zeros of the padding, which gives other landmarks and another result."""
     core, (q, k, v) = create("nystrom"), qkv(16, 16)
     mask = (torch.arange(16) < 11).expand(2, -1)
     with_zeros = core(*(x * mask[:, None, :, None] for x in (q, k, v)))
@@ -430,7 +430,7 @@ def test_informer_in_blocks_of_queries_is_the_same_as_at_once(monkeypatch):
 
 def test_informer_never_selects_tokens_that_do_not_exist():
     core, (q, k, v) = create("informer", factor=1), qkv(50, 50)
-    mask = (torch.arange(50) % 25 == 3).expand(2, -1)  # 2 of 50, where 4 are selected
+    mask = (torch.arange(50) % 25 == 3).expand(2, -1)  # 2 of 50 exist, and 4 are selected
     out = core(q, k, v, mask=mask)
     mean = v[:, :, mask[0]].mean(2, keepdim=True)
     torch.testing.assert_close(out[:, :, ~mask[0]], mean.expand(-1, -1, 48, -1))

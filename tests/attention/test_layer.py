@@ -13,7 +13,7 @@ from polaformer.attention.layer.token_table import resize_rows
 
 
 def by_hand(layer, x, grid):
-    """Steps 1 to 10 of the authors' layer at reduction 1, written out once more, with explicit N×N maps."""
+    """Steps 1 to 10 of the authors' layer at reduction 1, reimplemented with explicit N×N maps."""
     batch, num, dim = x.shape
     heads = layer.num_heads
     q, k, v = F.linear(x, layer.qkv.weight, layer.qkv.bias).split(dim, dim=-1)
@@ -56,7 +56,7 @@ def test_gradients_of_the_whole_layer_in_float64():
 
 
 def test_eq10_the_layer_costs_what_the_formula_says():
-    """5NC² + 4NCd + k²NC multiplications, and 4NC for the two denominators; the gate's NC are no products of matrices."""
+    """5NC² + 4NCd + k²NC multiplications, and 4NC for the two denominators; the gate's NC are not matmuls."""
     num, dim, heads, kernel = 20, 12, 2, 5
     layer = PolaAttention(dim, heads, kernel_size=kernel)
     with FlopCounterMode(display=False) as counter:

@@ -41,7 +41,7 @@ def test_padding_an_image_on_the_right_and_below_changes_nothing():
 
 
 def test_padding_a_sequence_at_the_end_changes_nothing_in_its_convolution_either():
-    """The projection has a bias: values of tokens that do not exist are not zero by themselves."""
+    """The projection has a bias: the values of masked tokens are not automatically zero."""
     layer, x = rival("angular"), tokens(13)
     assert layer.conv.kernel_size == (9, 1)
     assert layer.qkv.bias.abs().min() > 0
@@ -137,14 +137,14 @@ def test_the_mask_of_a_context_as_long_as_x_is_not_that_of_x(name):
     layer, x, context = rival(name, **FEW.get(name, {})), tokens(), tokens()
     mask = (torch.arange(20) < 11).expand(2, -1)
     out = seeded(layer, x, context=context, mask=mask)
-    for changed in (2, 15):  # a key that exists has this place, and one that does not
+    for changed in (2, 15):  # the position of an unmasked key, and of a masked one
         other = x.clone()
         other[:, changed] += 1.0
         assert not torch.isclose(seeded(layer, other, context=context, mask=mask)[:, changed], out[:, changed]).any()
     maps = seeded(layer.maps, x, context=context, mask=mask)[name]
     v = layer.qkv(context)[..., 24:].masked_fill(~mask[..., None], 0.0).unflatten(-1, (2, 6)).transpose(1, 2)
     torch.testing.assert_close(layer.proj((maps @ v).transpose(1, 2).flatten(2)), out)
-    if name != "informer":  # which draws for all keys, absent ones too
+    if name != "informer":  # whose number of draws depends on all keys, masked ones too
         torch.testing.assert_close(out, seeded(layer, x, context=context[:, :11]))
 
 
@@ -171,7 +171,7 @@ def test_a_context_is_refused_by_what_relates_the_tokens_of_one_sequence(name):
 
 
 class MeanCore(torch.nn.Module):
-    """A core of somebody who has not heard of `cross`."""
+    """A third-party core without the argument `cross`."""
 
     num_heads, head_dim, facts = 2, 6, attention.facts("softmax")
 

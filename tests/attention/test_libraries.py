@@ -1,4 +1,4 @@
-"""The rivals against tensors that other people's libraries made; and these against the libraries, where they are installed."""
+"""Mechanisms against stored outputs of other libraries; the stored tensors against the libraries, if installed."""
 
 import os
 from importlib.util import find_spec
@@ -22,12 +22,12 @@ OPTIONS = {
     "performer": {"num_features": 20},
     "linformer": {"max_length": 16, "rank": 4},
 }
-# Of what is not 1e-9: float32; an inverse that starts elsewhere; weights that are rounded to float32.
+# Where not 1e-9: float32; an inverse with another starting point; weights rounded to float32.
 TOLERANCES = {"local": 1e-5, "nystrom-library": 1e-5, "longformer": 1e-6}
 
 
 def to_make_again():
-    """Cases whose library is installed; all where `make test-oracles` sets ORACLES, so that a missing library is an error."""
+    """Cases whose library is installed; all if `make test-oracles` sets ORACLES, so that a missing library is an error."""
     known = libraries.CASES.items()
     return [name for name, (library, _) in known if "ORACLES" in os.environ or find_spec(library.replace("-", "_"))]
 
@@ -37,7 +37,7 @@ def tolerance(name):
 
 
 def create(name, data):
-    """Our core with what the library drew or stored."""
+    """Our core with the random draws or parameters of the library."""
     kind, options = name.split("-")[0], {}
     if kind == "reformer":
         options["num_hashes"] = data["rotations"].shape[2]
@@ -57,7 +57,7 @@ def create(name, data):
 
 @pytest.mark.parametrize("name", libraries.CASES)
 def test_a_mechanism_equals_what_its_library_computed(name):
-    """Masked queries are left out: there they differ, and libraries among themselves."""
+    """Except masked queries, for which even the libraries disagree."""
     data = load_file(libraries.FOLDER / f"{name}.safetensors")
     found = libraries.joined(create(name, data)(data["q"], data["k"], data["v"], mask=data.get("mask")))
     found = F.linear(found, data["out.weight"], data["out.bias"]) if "out.weight" in data else found
@@ -80,7 +80,7 @@ def test_every_stored_file_belongs_to_a_case_and_says_what_made_it():
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", to_make_again())
 def test_a_library_still_computes_what_is_stored(name):
-    """To rounding, which another processor changes; `make test-oracles` installs the libraries."""
+    """Up to rounding, which differs between processors; `make test-oracles` installs the libraries."""
     stored, made = load_file(libraries.FOLDER / f"{name}.safetensors"), libraries.made(name)
     assert set(made) == set(stored)
     close = 1e-5 if name.startswith("local") else 1e-6 if name == "longformer" else 1e-10

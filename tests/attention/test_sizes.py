@@ -1,4 +1,4 @@
-"""Batches of unequal images in one layer: what is sized by the grid is sized by each image."""
+"""Batches of images of different sizes in one layer: all that is sized by the grid follows each image's own size."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ LARGE, SIZES = (6, 8), [(6, 5), (3, 8), (4, 4)]
 
 
 def batch_of(images):
-    """Images (1, h·w, C) of SIZES at the top left of one grid, with NaN around them, and their mask."""
+    """Images (1, h·w, C) of SIZES at the top left of a grid that is NaN elsewhere, and their mask."""
     batch = torch.full((len(images), *LARGE, images[0].shape[-1]), torch.nan, dtype=torch.float64)
     mask = torch.zeros(len(images), *LARGE, dtype=torch.bool)
     for index, (image, (height, width)) in enumerate(zip(images, SIZES, strict=True)):

@@ -1,4 +1,4 @@
-"""Window attention against dense attention in which a loop says who sees whom."""
+"""Window attention against dense attention with an explicit loop over the pairs that share a window."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from polaformer.ops.windows import partition
 
 
 def dense(layer, x, grid, mask=None):
-    """The same from the N×N map: tokens see each other if they lie in one window of the plane, windows laid from −shift."""
+    """The same from the N×N map: tokens attend to each other if they share a window, with windows starting at −shift."""
     height, width = grid
     place = [(row, column) for row in range(height) for column in range(width)]
     window, table = layer.window, layer.relative_positions.table

@@ -1,11 +1,11 @@
-"""cosFormer (Qin et al., 2022): ReLU features, weighted by a cosine of the distance between two tokens.
+"""cosFormer (Qin et al., 2022): ReLU features, reweighted by a cosine of the distance between two tokens.
 
     out_t = φ_t(q_t) Σ_i φ_i(k_i)ᵀ v_i / max(φ_t(q_t) Σ_i φ_i(k_i)ᵀ, 1e-6),   φ_i(x) = [relu(x) sin a_i, relu(x) cos a_i]
     a_i = (π/2) i/L, i = 1, 2, …:   ⟨φ_t(q), φ_i(k)⟩ = ⟨relu(q), relu(k)⟩ cos((π/2)(t − i)/L)
 
-Shapes: q (B, H, N, D), k and v (B, H, M, D), φ(x) (B, H, N, 2D). L is max_length, or the larger of N and M without it; then
-results change with the padding of a batch, since tokens that do not exist count for L.
-Normaliser: the sum over the keys that exist, held above 1e-6 as published. Cost O((N + M)·D²). Parameters: none.
+Shapes: q (B, H, N, D), k and v (B, H, M, D), φ(x) (B, H, N, 2D). L is max_length, or max(N, M) if it is not given; then results
+depend on the padding of a batch, since masked tokens count towards L.
+Normaliser: the sum over the unmasked keys, clamped to at least 1e-6 as published. Cost O((N + M)·D²). Parameters: none.
 Paper: cosFormer: Rethinking Softmax in Attention. Source: OpenNLPLab/cosFormer, which takes no mask.
 
 # B batch, H heads, N queries, M keys, D head width
@@ -35,13 +35,13 @@ class CosformerCore(FeatureCore):
         self.facts = self.facts._replace(max_length=max_length)
 
     def check_call(self, q: Tensor, k: Tensor, bias: Tensor | None, cross: bool) -> None:
-        """Raises for what the mechanism cannot honour."""
+        """Raise ValueError for arguments that the mechanism does not support."""
         super().check_call(q, k, bias, cross)
         if self.max_length is not None:
             check_length(self.name, self.max_length, max(q.shape[2], k.shape[2]))
 
     def features(self, q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """φ(q) and φ(k); zero keys have zero features."""
+        """φ(q) and φ(k); masked keys are zero, and so are their features."""
         length = max(q.shape[2], k.shape[2]) if self.max_length is None else self.max_length
         return _features(q, length), _features(k, length)
 

@@ -1,11 +1,11 @@
-"""Focused linear attention (FLatten; Han et al., 2023): a power of fixed size sharpens ReLU features and keeps their length.
+"""Focused linear attention (FLatten; Han et al., 2023): a fixed power sharpens ReLU features and preserves their norm.
 
     u(x) = (relu(x) + 1e-6) / softplus(scale),   f(u) = ‖u‖ u^p / ‖u^p‖,   p = 3, norms over all channels of a token
     out_t = f(u(q_t)) Σ_i f(u(k_i))ᵀ v_i / (f(u(q_t)) Σ_i f(u(k_i))ᵀ + n·eps)
 
 Shapes: q (B, H, N, D), k and v (B, H, M, D), scale (H, D); the norms are over the H·D channels of all heads.
-Normaliser: the sum over the n keys that exist, plus n·eps. Cost O((N + M)·D²). Parameters: scale, H·D; the published layer adds
-a table of key positions and a 5×5 depthwise convolution of the values.
+Normaliser: the sum over the n unmasked keys, plus n·eps. Cost O((N + M)·D²). Parameters: scale, H·D; the published layer adds a
+table of key positions and a 5×5 depthwise convolution of the values.
 Paper: FLatten Transformer: Vision Transformer using Focused Linear Attention. Source: LeapLabTHU/FLatten-Transformer.
 
 # B batch, H heads, N queries, M keys, D head width
@@ -33,7 +33,7 @@ class FocusedCore(FeatureCore):
 
     def features(self, q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """f(u(q)) and f(u(k))."""
-        # A scale near zero is held where its reciprocal is far from overflow.
+        # A scale near zero is clamped so that its reciprocal stays far from overflow.
         scale = F.softplus(self.scale.to(q.dtype)).clamp(min=torch.finfo(q.dtype).tiny ** 0.25)[:, None]  # (H, 1, D)
         return self._focus((q.relu() + 1e-6) / scale), zero_absent(self._focus((k.relu() + 1e-6) / scale), mask)
 
@@ -46,7 +46,7 @@ class FocusedCore(FeatureCore):
         return f"focusing_factor={self.focusing_factor}, eps={self.eps}"
 
     def _focus(self, u: Tensor) -> Tensor:
-        """f(u): u is positive; brought to a largest channel of 1 first, its powers do not overflow."""
+        """f(u) for positive u, which is first scaled to a maximum of 1 so that its powers do not overflow."""
         largest = u.amax(dim=(1, 3), keepdim=True)
         u = u / largest
         sharp = u**self.focusing_factor

@@ -1,12 +1,12 @@
-"""Hedgehog (Zhang et al., 2024): learned features with softmaxes over channels, to mimic softmax attention.
+"""Hedgehog (Zhang et al., 2024): learned feature maps, softmaxes over channels, that mimic softmax attention.
 
     out_t = φ(q_t W_q) Σ_i φ(k_i W_k)ᵀ v_i / φ(q_t W_q) Σ_i φ(k_i W_k)ᵀ,   φ(x) = [softmax(x), softmax(−x)] over channels
 
 Shapes: q (B, H, N, D), k and v (B, H, M, D), W_q and W_k (H, D, D), φ(x) (B, H, N, 2D). W_q and W_k start as the identity.
-Normaliser: the sum over the keys that exist. Cost O((N + M)·D²). Parameters: query_map and key_map, 2·H·D².
+Normaliser: the sum over the unmasked keys. Cost O((N + M)·D²). Parameters: query_map and key_map, 2·H·D².
 Paper: The Hedgehog & the Porcupine: Expressive Linear Attentions with Softmax Mimicry. Source: HazyResearch/lolcats.
-Departs: features are not held above 1e-12; they are computed as logarithms instead, shifted by what cancels between numerator
-and denominator, so that sharp features keep their value and no query divides by nothing.
+Departs: features are not clamped to at least 1e-12 but computed in log space, shifted by terms that cancel between numerator
+and denominator, so that sharp features keep their value and no normaliser is zero.
 
 # B batch, H heads, N queries, M keys, D head width
 """
@@ -28,9 +28,9 @@ class HedgehogCore(FeatureCore):
         self.key_map = nn.Parameter(torch.eye(head_dim).repeat(num_heads, 1, 1))
 
     def features(self, q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """φ(q W_q) and φ(k W_k), up to a factor for each query and one for each channel that cancels.
+        """φ(q W_q) and φ(k W_k), up to one factor per query and one per channel, which cancel.
 
-        The largest key of a channel is 1 and so is the largest channel of a query: norms are at least 1.
+        The maximum of each channel over the keys is 1, and of each query over its channels: normalisers are at least 1.
         """
         queries = _log_features(q @ self.query_map.to(q.dtype))
         keys = _log_features(k @ self.key_map.to(k.dtype))

@@ -2,11 +2,11 @@
 
     out_t = Σ_i C_ti v_i,   C_ti = exp(−‖s q_t − s k_i‖² / 2),   s = D^-1/4
 
-Shapes: q (B, H, N, D), k and v (B, H, M, D), C (B, H, N, M). Keys that do not exist have C_ti = 0.
-Normaliser: none, so that outputs grow with the number of keys nearby. Cost O(N·M·D). Parameters: none.
+Shapes: q (B, H, N, D), k and v (B, H, M, D), C (B, H, N, M), zero for masked keys.
+Normaliser: none, so outputs grow with the number of nearby keys. Cost O(N·M·D). Parameters: none.
 Paper: Skyformer: Remodel Self-Attention with Gaussian Kernel and Nyström Method. Source: pkuzengqi/Skyformer.
 Departs: no dropout of C by default; the Skyformer harness has dropout=0.1, in training only.
-Departs: queries of tokens that do not exist are not set to zero; no other token's result depends on them.
+Departs: masked queries are not set to zero; no other token's result depends on them.
 
 # B batch, H heads, N queries, M keys, D head width
 """
@@ -19,7 +19,7 @@ from polaformer.attention.core import Facts, WideCore, at_least_one, count_keys
 
 
 class KernelizedCore(WideCore):
-    """Attention with a Gaussian kernel; dropout is that of the weights in training."""
+    """Attention with a Gaussian kernel; dropout applies to the weights, in training only."""
 
     name, facts = "kernelized", Facts("quadratic", distributions=False)
 
@@ -29,12 +29,12 @@ class KernelizedCore(WideCore):
         self.dropout = dropout
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, H, N, D)."""
+        """Outputs, (B, H, N, D)."""
         return self.map(q, k, mask) @ v
 
     def map(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, H, N, M); in training after dropout."""
-        # Distances do not change with the origin, but their digits do.
+        """Attention map, (B, H, N, M); in training, after dropout."""
+        # Distances do not depend on the origin, but their rounding errors do.
         origin = k.detach().sum(dim=2, keepdim=True) / at_least_one(count_keys(k, mask))
         weights = gaussian_kernel(q - origin, k - origin)
         if mask is not None:
@@ -49,5 +49,5 @@ class KernelizedCore(WideCore):
 def gaussian_kernel(q: Tensor, k: Tensor) -> Tensor:
     """exp(−‖q_t − k_i‖² / (2√D)), (B, H, N, M)."""
     squares = q.square().sum(dim=-1, keepdim=True) + k.square().sum(dim=-1, keepdim=True).mT
-    # Rounding may leave a small negative distance, or for large vectors a large one.
+    # Rounding may make a squared distance negative, by a lot for large vectors.
     return ((q @ k.mT - squares / 2) * q.shape[-1] ** -0.5).clamp(max=0).exp()

@@ -3,10 +3,10 @@
     out_t = φ(q_t) Σ_i φ(k_i)ᵀ v_i / φ(q_t) Σ_i φ(k_i)ᵀ,   φ(x) = elu(x) + 1
 
 Shapes: q (B, H, N, D), k and v (B, H, M, D); the state Σ φ(k_i)ᵀ v_i is (B, H, D, D).
-Normaliser: the sum over the keys that exist. Cost O((N + M)·D²). Parameters: none.
+Normaliser: the sum over the unmasked keys. Cost O((N + M)·D²). Parameters: none.
 Paper: Transformers are RNNs (Katharopoulos et al., 2020). Source: the paper.
 Departs: the Long Range Arena's code ignores the mask and adds 1e-6 to the normaliser; as_published=True does the same, so that
-what lies under the mask counts like any other token.
+masked tokens count like any other.
 Departs: Nyströmformer's code divides by √n instead of normalising.
 
 # B batch, H heads, N queries, M keys, D head width
@@ -36,7 +36,7 @@ class LinearCore(FeatureCore):
         return _features(q), zero_absent(_features(k), None if self.as_published else mask)
 
     def divisors(self, norms: Tensor, num_keys: Tensor | int) -> Tensor:
-        """One over the norm, or over the norm plus 1e-6."""
+        """1 / norm, or 1 / (norm + 1e-6) as published."""
         return 1 / (norms + EPS) if self.as_published else super().divisors(norms, num_keys)
 
     def extra_repr(self) -> str:
@@ -45,5 +45,5 @@ class LinearCore(FeatureCore):
 
 
 def _features(x: Tensor) -> Tensor:
-    # elu(x) + 1 as it stands loses all digits below −17 in fp32: there it is exp(x).
+    # For x < 0 this is exp(x); computed literally, elu(x) + 1 has no correct digit below −17 in float32.
     return x.clamp(max=0).exp() + x.relu()

@@ -2,19 +2,19 @@
 
     out_t = Σ_i softmax_i(⟨q_t, k_i⟩ D^-1/2) v_i,   over the tokens i with ⌊i/block⌋ = ⌊t/block⌋
 
-Shapes: q, k and v (B, H, N, D), the same tokens in all three; the last block is shorter if block does not divide N.
-Normaliser: the softmax over the keys of the block that exist; a block without any gives zeros. Cost O(N·block·D).
+Shapes: q, k and v (B, H, N, D), all from the same tokens; the last block is shorter if block does not divide N.
+Normaliser: the softmax over the unmasked keys of the block; a block without any gives zeros. Cost O(N·block·D).
 Parameters: none.
-Paper: Long Range Arena: A Benchmark for Efficient Transformers. Source: the paper's words; its runs have blocks of 50 (ListOps,
-Text, Retrieval) or 64 (Image, Pathfinder).
+Paper: Long Range Arena: A Benchmark for Efficient Transformers. Source: the paper's description; its runs have blocks of 50
+(ListOps, Text, Retrieval) or 64 (Image, Pathfinder).
 Departs: the Long Range Arena's code, which is strided, not local. It appends block − (N mod block) zero tokens, a whole block
-if N is a multiple, and lets those of the N' tokens attend to each other that are a multiple of G = N'/block apart: group g has
-the tokens g, g + G, g + 2G, … `as_published=True` computes this.
-Departs: the mask of that code is cut in contiguous blocks: entry a of group g, the token g + a·G, is masked if the token
-g·block + a is. The appended tokens count as existing; masked tokens keep their content; a masked query averages its group.
-`as_published=True` does the same, so that there the content of masked tokens matters.
+if N is a multiple, and of the N' tokens those attend to each other whose positions differ by multiples of G = N'/block: group g
+has the tokens g, g + G, g + 2G, … `as_published=True` computes this.
+Departs: that code cuts its mask into contiguous blocks: entry a of group g, the token g + a·G, is masked if the token
+g·block + a is. The appended tokens count as unmasked; masked tokens keep their content; a masked query averages its group.
+`as_published=True` does the same: there the content of masked tokens matters.
 
-# B batch, H heads, N tokens, D head width, G blocks, S tokens of a block
+# B batch, H heads, N tokens, D head width, G blocks, S tokens per block
 """
 
 import torch
@@ -38,16 +38,16 @@ class LocalCore(WideCore):
         self.facts = self.facts._replace(reads_masked=as_published)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, H, N, D)."""
+        """Outputs, (B, H, N, D)."""
         if self.as_published:
             out = (self._weights(q, k, mask) @ self._split(v)).transpose(2, 3)
         else:
             scaled = self._split(q * self.head_dim**-0.5)
-            out = attend_in_blocks(scaled, self._split(k), self._split(v), self._exists(q, mask))  # (B, H, G, S, D)
+            out = attend_in_blocks(scaled, self._split(k), self._split(v), self._block_mask(q, mask))  # (B, H, G, S, D)
         return out.flatten(2, 3)[:, :, : q.shape[2]]
 
     def map(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, H, N, N); as published, not zero at masked tokens."""
+        """Attention map, (B, H, N, N); as published, not zero at masked tokens."""
         weights = torch.diag_embed(self._weights(q, k, mask).movedim(2, -1))  # (B, H, S, S, G, G)
         order = (0, 1, 2, 4, 3, 5) if self.as_published else (0, 1, 4, 2, 5, 3)
         full = weights.permute(order).flatten(4, 5).flatten(2, 3)
@@ -58,7 +58,7 @@ class LocalCore(WideCore):
         return f"block={self.block}" + (", as_published=True" if self.as_published else "")
 
     def _sizes(self, tokens: int) -> tuple[int, int]:
-        """Tokens of a block, and of all blocks."""
+        """The number of tokens per block, and in all blocks."""
         if self.as_published:
             return self.block, tokens + self.block - tokens % self.block
         size = min(self.block, tokens)
@@ -67,32 +67,32 @@ class LocalCore(WideCore):
     def _split(self, x: Tensor) -> Tensor:
         """(B, H, N, D) to (B, H, G, S, D)."""
         size, length = self._sizes(x.shape[2])
-        x = fill_up(x, length)
+        x = pad_tokens(x, length)
         if self.as_published:
             return x.unflatten(2, (size, length // size)).transpose(2, 3)
         return x.unflatten(2, (length // size, size))
 
-    def _exists(self, q: Tensor, mask: Tensor | None) -> Tensor:
-        """Which tokens of a block exist, (B or 1, 1, G, 1, S)."""
+    def _block_mask(self, q: Tensor, mask: Tensor | None) -> Tensor:
+        """The mask of the tokens of each block, (B, 1, G, 1, S)."""
         size, length = self._sizes(q.shape[2])
-        return existing(q, mask, length, beyond=self.as_published).unflatten(1, (length // size, size))[:, None, :, None]
+        return pad_mask(q, mask, length, value=self.as_published).unflatten(1, (length // size, size))[:, None, :, None]
 
     def _weights(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
         """The map within each block, (B, H, G, S, S)."""
-        scores, exists = self._split(q * self.head_dim**-0.5) @ self._split(k).mT, self._exists(q, mask)
+        scores, exists = self._split(q * self.head_dim**-0.5) @ self._split(k).mT, self._block_mask(q, mask)
         if not self.as_published:
             return masked_softmax(scores, exists)
-        # The published −1e10 leaves no digit of a score in float32, whence the average.
+        # The published −1e10 leaves no digit of a score in float32: a masked query averages its group.
         return scores.masked_fill(~(exists & exists.mT), -1e10).softmax(dim=-1)
 
 
-def fill_up(x: Tensor, length: int) -> Tensor:
-    """(B, H, N, D) to (B, H, length, D), zeros appended."""
+def pad_tokens(x: Tensor, length: int) -> Tensor:
+    """x (B, H, N, D) padded with zeros to (B, H, length, D)."""
     return F.pad(x, (0, 0, 0, length - x.shape[2]))
 
 
-def existing(x: Tensor, mask: Tensor | None, length: int, *, beyond: bool = False) -> Tensor:
-    """(B, length): which of x's tokens (B, H, N, D) exist, and `beyond` for those that are appended."""
+def pad_mask(x: Tensor, mask: Tensor | None, length: int, *, value: bool = False) -> Tensor:
+    """(B, length): the mask of the tokens of x (B, H, N, D), all True without one, padded with `value`."""
     if mask is None:
         mask = x.new_ones(x.shape[0], x.shape[2], dtype=torch.bool)
-    return F.pad(mask, (0, length - x.shape[2]), value=beyond)
+    return F.pad(mask, (0, length - x.shape[2]), value=value)

@@ -1,14 +1,14 @@
 """Polarity-aware attention (PolaFormer, Eq. 3-6 and 9 of the paper): the mechanism of this library.
 
-    s = softplus(scale), p = 1 + α·sigmoid(power)           one entry for each head and channel
+    s = softplus(scale), p = 1 + α·sigmoid(power)           one entry per head and channel
     out = polarity_attention(q / s, k / s, v, p)            see polaformer.ops.polarity.operator
 
-Shapes: q (B, H, N, D), k and v (B, H, M, D), s and p (H, D); the first ceil(D/2) channels of the output are the same-signed
-stream, the others the opposite-signed one.
-Normaliser: the sum over the keys that exist, plus n·eps. Cost O((N + M)·D²). Parameters: power and scale, H·D each.
+Shapes: q (B, H, N, D), k and v (B, H, M, D), s and p (H, D); the first ceil(D/2) output channels are the same-sign stream, the
+others the opposite-sign stream.
+Normaliser: the sum over the unmasked keys, plus n·eps. Cost O((N + M)·D²). Parameters: power and scale, H·D each.
 Paper: PolaFormer: Polarity-aware Linear Attention for Vision Transformers (Meng et al., 2025).
-Source: the paper for the formula, the authors' code for the learnable scale, for one exponent a head and channel, and for the
-initial values (zeros: p = 1 + α/2, s = ln 2).
+Source: the paper for the formula; the authors' code for the learnable scale, one exponent per head and channel, and the initial
+values (zeros: p = 1 + α/2, s = ln 2).
 
 # B batch, H heads, N queries, M keys, D head width
 """
@@ -41,9 +41,9 @@ POLARITIES = ("both", "same", "positive", "subtract")
 class PolaCore(nn.Module):
     """Polarity-aware attention with its learnable powers and scales.
 
-    polarity: "both" (the paper), "same" (same-signed stream over all of v), "positive" (ReLU features only: classical),
+    polarity: "both" (the paper), "same" (same-sign stream over all of v), "positive" (ReLU features only: classical),
         "subtract" (Eq. 5: the difference of the two streams over all of v; unbounded, for study).
-    learn_scale: False leaves the division by softplus(scale) out, as the paper's formulas do.
+    learn_scale: False omits the division by softplus(scale), as the paper's formulas do.
     """
 
     facts = Facts(
@@ -77,7 +77,7 @@ class PolaCore(nn.Module):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None, cross: bool = False
     ) -> Tensor:
-        """(B, H, N, D) in v's dtype, before the gate."""
+        """Outputs, (B, H, N, D), in v's dtype, before the gate."""
         check_tensors("pola", self, q, k, v, mask)
         refuse_bias("pola", bias)
         if self.polarity == "both":
@@ -93,10 +93,10 @@ class PolaCore(nn.Module):
     def weights(
         self, q: Tensor, k: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None, cross: bool = False
     ) -> Maps:
-        """The explicit maps, (B, H, N, M) each.
+        """The explicit attention maps, (B, H, N, M) each.
 
-        polarity "both": {"same", "opposite"}, applied to the first ceil(D/2) and to the other channels of v; any other
-        polarity: one map under its name, applied to all of v.
+        polarity "both": {"same", "opposite"}, applied to the first ceil(D/2) and the other channels of v; otherwise one map,
+        named after the polarity and applied to all of v.
         """
         check_tensors("pola", self, q, k, None, mask)
         refuse_bias("pola", bias)
@@ -107,20 +107,20 @@ class PolaCore(nn.Module):
         return {"same": same, "opposite": opposite} if self.polarity == "both" else {self.polarity: same}
 
     def apply_maps(self, maps: Maps, v: Tensor) -> Tensor:
-        """What a call makes of v (B, H, M, D) by the maps that `weights` gave."""
+        """Outputs, (B, H, N, D): the maps of `weights` applied to v (B, H, M, D)."""
         if self.polarity != "both":
             return apply_map(maps[self.polarity], v)
         half = (v.shape[-1] + 1) // 2
         return torch.cat([apply_map(maps["same"], v[..., :half]), apply_map(maps["opposite"], v[..., half:])], dim=-1)
 
     def exponent(self) -> Tensor:
-        """p of Eq. 9, (H, D), between 1 and 1 + α; never narrower than float32, so that bf16 does not round it."""
+        """p of Eq. 9, (H, D), between 1 and 1 + α; at least float32, so that bf16 does not round it."""
         return 1 + self.alpha * torch.sigmoid(self.power.to(computing_dtype(self.power)))
 
     def divisor(self) -> Tensor | None:
-        """What q and k are divided by, (H, D), never narrower than float32; None without a scale.
+        """What q and k are divided by, (H, D), at least float32; None without a scale.
 
-        It is held between 1e-19 and 1e19 (float32), where neither it nor its reciprocal is near the ends of the range.
+        Clamped to [1e-19, 1e19] (float32), so that neither it nor its reciprocal comes near the ends of the range.
         """
         if self.scale is None:
             return None
@@ -133,10 +133,10 @@ class PolaCore(nn.Module):
         return f"alpha={self.alpha}, polarity={self.polarity!r}, eps={self.eps}, backend={self.backend!r}"
 
     def _scaled(self, x: Tensor) -> Tensor:
-        """Queries or keys divided by softplus(scale), their negative part cut off if need be.
+        """Queries or keys divided by softplus(scale); for polarity "positive" with their negative part set to zero.
 
-        In the computing dtype: rounding the quotient to half precision would cost more digits than the rest of the operator,
-        and it can overflow.
+        In the computing dtype: rounding the quotient to half precision would lose more digits than the rest of the operator,
+        and could overflow.
         """
         x, divisor = x.to(computing_dtype(x)), self.divisor()
         if divisor is not None:

@@ -5,14 +5,14 @@
     G⁻¹ = d^-1/2 Ĝ⁻¹ d^-1/2 with d the row sums of G and Ĝ = d^-1/2 G d^-1/2; Ĝ⁻¹ by the iteration of Nyström attention
 
 Shapes: q (B, H, N, D), k and v (B, H, M, D), S (B, H, m, D), G (B, H, m, m). Samples and heads share the uniforms.
-Normaliser: none on rows, as in kernelized attention. Cost O((N + M)·m·D + m³). Parameters: none.
+Normaliser: none for the rows, as in kernelized attention. Cost O((N + M)·m·D + m³). Parameters: none.
 Paper: Skyformer: Remodel Self-Attention with Gaussian Kernel and Nyström Method. Source: pkuzengqi/Skyformer, which draws in
-evaluation too, and so do we; an odd m, which it does not provide for, gives one landmark more to the keys.
-Departs: drawn are the tokens that exist, wherever they are, where the published code takes the first n positions and so assumes
-padding at the end; there both draw the same.
-Departs: the inverse starts from each matrix's own largest column sum; published code takes the largest of the whole batch and
-of all heads, so that samples depend on each other.
-as_published=True undoes both: of n tokens that exist, number ⌊u n⌋ is the token at that position, a zero if it is masked.
+evaluation too, as we do; for an odd m, which it does not support, the keys get one landmark more.
+Departs: landmarks are drawn from the unmasked tokens, wherever they are; the published code takes the first n positions and so
+assumes padding at the end, where both draw the same.
+Departs: the inverse starts from each matrix's own largest column sum; the published code uses the largest of the whole batch
+and all heads, so that samples depend on each other.
+as_published=True undoes both: of n unmasked tokens, number ⌊u n⌋ is the token at that position, a zero if it is masked.
 
 # B batch, H heads, N queries, M keys, D head width, m landmarks
 """
@@ -26,7 +26,7 @@ from polaformer.attention.mechanisms.nystrom import iterative_inverse
 
 
 class SkyformerCore(WideCore):
-    """Skyformer; num_landmarks is m, gamma is γ, iterations how often the inverse is refined; as_published: see above."""
+    """Skyformer; num_landmarks is m, gamma is γ, iterations the refinements of the inverse; as_published: see above."""
 
     name, facts = (
         "skyformer",
@@ -51,12 +51,12 @@ class SkyformerCore(WideCore):
         self.num_landmarks, self.gamma, self.iterations, self.as_published = num_landmarks, gamma, iterations, as_published
 
     def attend_mixed(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, queries: Tensor | None) -> Tensor:
-        """(B, H, N, D)."""
+        """Outputs, (B, H, N, D)."""
         left, inverse, right = self._factors(q, k, mask, queries)
         return left @ (inverse @ (right.mT @ v))
 
     def map_mixed(self, q: Tensor, k: Tensor, mask: Tensor | None, queries: Tensor | None) -> Tensor:
-        """(B, H, N, M)."""
+        """Attention map, (B, H, N, M)."""
         left, inverse, right = self._factors(q, k, mask, queries)
         return left @ inverse @ right.mT
 
@@ -66,39 +66,39 @@ class SkyformerCore(WideCore):
         return f"{shown}, as_published={self.as_published}"
 
     def _factors(self, q: Tensor, k: Tensor, mask: Tensor | None, queries: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """κ(Q, S) (B, H, N, m), G⁻¹ (B, H, m, m), and κ(K, S) (B, H, M, m), which is zero for keys that do not exist."""
+        """κ(Q, S) (B, H, N, m), G⁻¹ (B, H, m, m), and κ(K, S) (B, H, M, m), which is zero for masked keys."""
         q, k = q * self.head_dim**-0.25, k * self.head_dim**-0.25
-        landmarks = self._draw(q, k, mask, queries)
-        # Distances do not depend on the origin, their digits do.
+        landmarks = self._draw_landmarks(q, k, mask, queries)
+        # Distances do not depend on the origin, but their rounding errors do.
         origin = landmarks.detach().mean(dim=2, keepdim=True)
         q, k, landmarks = q - origin, k - origin, landmarks - origin
         identity = torch.eye(self.num_landmarks, dtype=q.dtype, device=q.device)
         gram = _gaussian(landmarks, landmarks) + self.gamma * identity
         roots = gram.sum(dim=-1, keepdim=True).rsqrt()  # (B, H, m, 1)
-        normalised = iterative_inverse(roots * gram * roots.mT, self.iterations, one_start=self.as_published)
+        normalised = iterative_inverse(roots * gram * roots.mT, self.iterations, shared_start=self.as_published)
         inverse = roots * normalised * roots.mT
         return _gaussian(q, landmarks), inverse, zero_absent(_gaussian(k, landmarks), mask)
 
-    def _draw(self, q: Tensor, k: Tensor, mask: Tensor | None, queries: Tensor | None) -> Tensor:
-        """S, (B, H, m, D): first those of the queries, then those of the keys."""
+    def _draw_landmarks(self, q: Tensor, k: Tensor, mask: Tensor | None, queries: Tensor | None) -> Tensor:
+        """S, (B, H, m, D): landmarks from the queries, then from the keys."""
         uniforms = torch.rand(self.num_landmarks, dtype=torch.float32, device=q.device)
         of_queries, of_keys = uniforms.tensor_split([self.num_landmarks // 2])
-        find = _first_positions if self.as_published else existing_tokens
-        from_queries = take_tokens(q, find(of_queries, queries, q.shape[2]))
-        return torch.cat([from_queries, take_tokens(k, find(of_keys, mask, k.shape[2]))], dim=2)
+        sample = _sample_prefix if self.as_published else sample_positions
+        from_queries = gather_tokens(q, sample(of_queries, queries, q.shape[2]))
+        return torch.cat([from_queries, gather_tokens(k, sample(of_keys, mask, k.shape[2]))], dim=2)
 
 
 def _gaussian(x: Tensor, y: Tensor) -> Tensor:
     """κ, (…, i, j), of x (…, i, D) and y (…, j, D)."""
     squares = x.square().sum(dim=-1, keepdim=True) + y.square().sum(dim=-1, keepdim=True).mT - 2 * x @ y.mT
-    # A square is not negative: what rounding makes of a zero must not grow.
+    # Rounding may make a squared distance negative, and κ larger than 1.
     return torch.exp(-0.5 * squares.clamp(min=0.0))
 
 
-def existing_tokens(uniforms: Tensor, mask: Tensor | None, length: int) -> Tensor:
-    """Where token number ⌊u n⌋ of the n that exist is: (B or 1, S) positions below length, for uniforms (S,).
+def sample_positions(uniforms: Tensor, mask: Tensor | None, length: int) -> Tensor:
+    """Positions of token number ⌊u n⌋ among the n unmasked ones of `length`: (B or 1, S) for uniforms (S,).
 
-    Position 0 where none exists. Only the number of tokens that exist decides, so that padding at the end changes nothing.
+    Position 0 if all are masked. Draws depend on n alone, so padding at the end has no effect.
     """
     if mask is None:
         return (uniforms * length).long().clamp(max=length - 1)[None]
@@ -107,14 +107,14 @@ def existing_tokens(uniforms: Tensor, mask: Tensor | None, length: int) -> Tenso
     return torch.searchsorted(mask.cumsum(dim=-1), number + 1)
 
 
-def _first_positions(uniforms: Tensor, mask: Tensor | None, length: int) -> Tensor:
-    """As `existing_tokens`, but number ⌊u n⌋ is the position itself, as if the n tokens that exist were the first."""
+def _sample_prefix(uniforms: Tensor, mask: Tensor | None, length: int) -> Tensor:
+    """Like `sample_positions`, but ⌊u n⌋ is the position itself, as if the n unmasked tokens were the first."""
     if mask is None:
-        return existing_tokens(uniforms, None, length)
+        return sample_positions(uniforms, None, length)
     count = mask.sum(dim=-1, keepdim=True)
     return torch.minimum((uniforms * count).long(), (count - 1).clamp(min=0))
 
 
-def take_tokens(x: Tensor, index: Tensor) -> Tensor:
+def gather_tokens(x: Tensor, index: Tensor) -> Tensor:
     """The tokens of x (B, H, N, D) at positions (B or 1, S): (B, H, S, D)."""
     return x.gather(2, index[:, None, :, None].expand(*x.shape[:2], -1, x.shape[3]))

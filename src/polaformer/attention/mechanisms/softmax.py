@@ -3,9 +3,9 @@
     out_t = Σ_i softmax_i(⟨q_t, k_i⟩·scale + bias_ti) v_i,   scale = D^-1/2 unless given
 
 Shapes: q (B, H, N, D), k and v (B, H, M, D), bias broadcastable to (B, H, N, M).
-Normaliser: the softmax over the keys that exist. Cost O(N·M·D). Parameters: none. The only core that takes an additive bias.
+Normaliser: the softmax over the unmasked keys. Cost O(N·M·D). Parameters: none. The only core that takes an additive bias.
 Paper: Attention Is All You Need (Vaswani et al., 2017). Source: PyTorch's `scaled_dot_product_attention`.
-Departs: no dropout of the weights by default; the Long Range Arena harness of Skyformer has dropout=0.1, in training only.
+Departs: no dropout of the weights by default; Skyformer's Long Range Arena harness has dropout=0.1, in training only.
 
 # B batch, H heads, N queries, M keys, D head width
 """
@@ -49,26 +49,26 @@ class SoftmaxCore(nn.Module):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None, cross: bool = False
     ) -> Tensor:
-        """(B, H, N, D) in v's dtype."""
+        """Outputs, (B, H, N, D), in v's dtype."""
         check_tensors("softmax", self, q, k, v, mask)
         if mask is not None:
             absent = ~mask[:, None, :, None]
             k, v = k.masked_fill(absent, 0.0), v.masked_fill(absent, 0.0)
         dropout = self.dropout if self.training else 0.0
-        return F.scaled_dot_product_attention(q, k, v, _allowed(mask, bias, q.dtype), dropout, scale=self.scale)
+        return F.scaled_dot_product_attention(q, k, v, _attention_mask(mask, bias, q.dtype), dropout, scale=self.scale)
 
     def weights(
         self, q: Tensor, k: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None, cross: bool = False
     ) -> Maps:
-        """The explicit map, {"softmax": (B, H, N, M)}, before any dropout, in float32 or float64.
+        """The explicit attention map, {"softmax": (B, H, N, M)}, before any dropout, in float32 or float64.
 
-        A row is zero where no key exists or a bias of −∞ hides every one, as the call gives zeros there.
+        A row is zero if every key is masked or has a bias of −∞; a call gives zeros there too.
         """
         check_tensors("softmax", self, q, k, None, mask)
         return {"softmax": _map(q, k, mask, bias, self.scale)}
 
     def apply_maps(self, maps: Maps, v: Tensor) -> Tensor:
-        """What a call makes of v (B, H, M, D) by the maps that `weights` gave."""
+        """Outputs, (B, H, N, D): the map of `weights` applied to v (B, H, M, D)."""
         return apply_map(maps["softmax"], v)
 
 
@@ -79,19 +79,19 @@ def _map(q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None, scale: 
     exists = None if mask is None else mask[:, None, None, :]
     if bias is not None:
         bias = bias.to(q.dtype).to(dtype)  # rounded as in a call
-        shown = bias != -inf
-        scores = scores + bias.masked_fill(~shown, 0.0)
-        exists = shown if exists is None else exists & shown
+        visible = bias != -inf
+        scores = scores + bias.masked_fill(~visible, 0.0)
+        exists = visible if exists is None else exists & visible
     return masked_softmax(scores, exists)
 
 
-def _allowed(mask: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Mask and bias as the one argument that `scaled_dot_product_attention` takes.
+def _attention_mask(mask: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Mask and bias combined into the `attn_mask` of `scaled_dot_product_attention`.
 
-    A sample without any key is let see all of them: they are zeros, and a softmax over nothing would be NaN.
+    A sample without any key attends to all of them: they are zeros, and a softmax over nothing would be NaN.
     """
     bias = None if bias is None else bias.to(dtype)  # under autocast the bias is wider than q
     if mask is None:
         return bias
-    seen = (mask | ~mask.any(dim=-1, keepdim=True))[:, None, None, :]  # (B, 1, 1, M)
-    return seen if bias is None else bias.masked_fill(~seen, float("-inf"))
+    visible = (mask | ~mask.any(dim=-1, keepdim=True))[:, None, None, :]  # (B, 1, 1, M)
+    return visible if bias is None else bias.masked_fill(~visible, float("-inf"))

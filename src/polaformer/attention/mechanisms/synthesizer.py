@@ -1,14 +1,14 @@
-"""Synthesizer (Tay et al., 2021), "random" with the dot product kept: softmax attention plus a learned map of its own.
+"""Synthesizer (Tay et al., 2021), "random" with the dot product kept: softmax attention plus a learned matrix of scores.
 
     out_t = Σ_i softmax_i(⟨q_t, k_i⟩ / √D + R_ti) v_i
 
-Shapes: q (B, H, N, D), k and v (B, H, M, D), R (H, max_length, max_keys); N queries and M keys use its top left part. max_keys
-is max_length unless keys are fewer by design, as PVT's reduced ones are.
-R starts uniform with variance 2/(H·(max_length + max_keys)), the Xavier rule as the Long Range Arena applies it to a tensor of
-this shape; for its square R that is 1/(H·max_length).
-Normaliser: the softmax over the keys that exist. Cost O(N·M·D). Parameters: synthetic, H·max_length·max_keys.
+Shapes: q (B, H, N, D), k and v (B, H, M, D), R (H, max_length, max_keys); N queries and M keys use its top-left part. max_keys
+defaults to max_length; it is smaller where keys are fewer by design, as PVT's reduced keys are.
+R is initialised uniformly with variance 2/(H·(max_length + max_keys)), the Xavier rule as the Long Range Arena applies it to a
+tensor of this shape; for its square R that is 1/(H·max_length).
+Normaliser: the softmax over the unmasked keys. Cost O(N·M·D). Parameters: synthetic, H·max_length·max_keys.
 Paper: Synthesizer: Rethinking Self-Attention for Transformer Models. Source: google-research/long-range-arena, whose trainer
-leaves the model at this variant; factorised R, R without the dot product, and "dense" synthesizers are not here.
+uses this default variant; factorised R, R without the dot product, and "dense" synthesizers are not implemented.
 
 # B batch, H heads, N queries, M keys, D head width
 """
@@ -40,22 +40,22 @@ class SynthesizerCore(WideCore):
         nn.init.uniform_(self.synthetic, -bound, bound)
 
     def check_call(self, q: Tensor, k: Tensor, bias: Tensor | None, cross: bool) -> None:
-        """Raises for what the mechanism cannot honour."""
+        """Raise ValueError for arguments that the mechanism does not support."""
         super().check_call(q, k, bias, cross)
         check_length(self.name, self.max_length, q.shape[2], what="queries")
         check_length(self.name, self.max_keys, k.shape[2], what="keys", argument="max_keys")
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, H, N, D)."""
+        """Outputs, (B, H, N, D)."""
         synthetic = self._synthetic(q, k)[None]  # (1, H, N, M)
         if mask is not None:
-            # Where no key exists all are seen: their values are zeros, and a softmax over nothing would be NaN.
-            seen = mask | ~mask.any(dim=-1, keepdim=True)
-            synthetic = synthetic.masked_fill(~seen[:, None, None, :], float("-inf"))  # (B, H, N, M)
+            # A sample without any key attends to all: their values are zeros, and a softmax over nothing would be NaN.
+            visible = mask | ~mask.any(dim=-1, keepdim=True)
+            synthetic = synthetic.masked_fill(~visible[:, None, None, :], float("-inf"))  # (B, H, N, M)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=synthetic)
 
     def map(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, H, N, M)."""
+        """Attention map, (B, H, N, M)."""
         scores = q @ k.mT * self.head_dim**-0.5 + self._synthetic(q, k)
         return masked_softmax(scores, None if mask is None else mask[:, None, None, :])
 
