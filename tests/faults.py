@@ -233,7 +233,7 @@ def _kill_at_system_call(kill: Kill) -> None:
 def saved_steps(folder: Path) -> list[int]:
     from polaformer.training import checkpoint
 
-    return [int(path.name.split("-")[1]) for path in checkpoint.ordered(folder / "checkpoints")]
+    return [int(path.name.split("-")[1]) for path in checkpoint.list_checkpoints(folder / "checkpoints")]
 
 
 def errors(folder: Path) -> str:

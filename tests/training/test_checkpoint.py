@@ -122,7 +122,7 @@ def test_a_manifest_that_says_the_same_in_other_bytes_is_damaged(change: Callabl
 def test_a_manifest_cannot_name_files_outside(tmp_path: Path) -> None:
     """Whoever can write a whole manifest could write `../…` into it."""
     (tmp_path / "secret").write_bytes(b"x")
-    with pytest.raises(DamagedError, match="no plain name"):
+    with pytest.raises(DamagedError, match="is not a plain file name"):
         checkpoint.read(_forged(tmp_path, "../../secret"))
 
 
@@ -219,7 +219,7 @@ def test_everything_is_synced_before_it_is_named_and_named_before_anything_is_re
     assert counting.log[rename + 1][1] == str(folder)
     assert not {"unlink", "rmdir"} & set(calls[: rename + 4])
     assert "unlink" in calls[rename + 4 :]
-    assert [path.name for path in checkpoint.ordered(folder)] == [f"step-{step:09d}" for step in (1, 2, 3)]
+    assert [path.name for path in checkpoint.list_checkpoints(folder)] == [f"step-{step:09d}" for step in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
@@ -236,9 +236,9 @@ def test_a_failing_disk_is_an_error_and_the_older_ones_are_intact(reason: int, c
 
     with faults.seen_by(checkpoint, faults.Counting(fail)), pytest.raises(OSError, match=os.strerror(reason)):
         checkpoint.write(folder, 3, FILES, keep=3)
-    assert sorted(folder.iterdir()) == checkpoint.ordered(folder)
-    assert len(checkpoint.ordered(folder)) == 3
-    assert all(checkpoint.read(path) == FILES for path in checkpoint.ordered(folder))
+    assert sorted(folder.iterdir()) == checkpoint.list_checkpoints(folder)
+    assert len(checkpoint.list_checkpoints(folder)) == 3
+    assert all(checkpoint.read(path) == FILES for path in checkpoint.list_checkpoints(folder))
 
 
 @pytest.mark.parametrize("kind", ["before a call", "within a write"])
@@ -257,9 +257,9 @@ def test_a_kill_at_any_system_call_of_a_save_leaves_whole_checkpoints(kind: str,
         shutil.rmtree(folder)
         shutil.copytree(tmp_path / "before", folder)
         assert killed_at(place, folder, half=kind == "within a write") == -signal.SIGKILL
-        assert all(checkpoint.read(path) == FILES for path in checkpoint.ordered(folder))
-        assert len(checkpoint.ordered(folder)) >= 3
-        newest.add(checkpoint.ordered(folder)[-1].name)
+        assert all(checkpoint.read(path) == FILES for path in checkpoint.list_checkpoints(folder))
+        assert len(checkpoint.list_checkpoints(folder)) >= 3
+        newest.add(checkpoint.list_checkpoints(folder)[-1].name)
     assert newest == {"step-000000002"} | ({"step-000000003"} if kind == "before a call" else set())
 
 

@@ -15,9 +15,9 @@ from polaformer.errors import SettingsError
 from polaformer.tasks.classification.recipe import ClassificationRecipe
 from polaformer.tasks.running import train
 from polaformer.training import checkpoint, divergence
-from polaformer.training.engine import Engine, taken
+from polaformer.training.engine import Engine, take_batches
 from polaformer.training.freezing import freeze, frozen_names
-from polaformer.training.processes import start
+from polaformer.training.processes import create_accelerator
 
 HIERARCHY = {"patch_size": 1, "dims": (8, 8), "depths": (1, 1), "num_heads": (1, 1), "mlp_ratios": (1.0, 1.0)}
 MODELS: dict[str, dict[str, Any]] = {
@@ -121,11 +121,11 @@ def test_frozen_weights_are_the_same_bits_after_training_and_the_others_are_not(
 def test_frozen_modules_stay_in_eval_mode_in_updates_and_in_a_replay(data: str) -> None:
     recipe = recipe_of(data, "pola_deit_tiny")
     job = recipe.job()
-    engine = Engine(job.model, job.objective, recipe, job.steps_per_epoch, start())
+    engine = Engine(job.model, job.objective, recipe, job.steps_per_epoch, create_accelerator())
     seen: list[bool] = []
     for block in engine.inner.blocks:  # type: ignore[union-attr]
         block.register_forward_pre_hook(lambda module, _: seen.extend({one.training for one in module.modules()}))
-    parts = taken(job.training_batches(0, 0, 1), recipe.accumulation)
+    parts = take_batches(job.training_batches(0, 0, 1), recipe.accumulation)
     engine.update(parts, 0)
     engine.inner.eval()
     divergence.replay(engine, parts, {"seed": 0, "step": 0, "rank": 0})

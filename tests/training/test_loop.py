@@ -28,7 +28,7 @@ from polaformer.tasks.stored import recipe_of
 from polaformer.training import checkpoint, divergence, journal
 from polaformer.training.engine import Engine, NonFiniteError
 from polaformer.training.loop import Training
-from polaformer.training.processes import start
+from polaformer.training.processes import create_accelerator
 from polaformer.training.run import Run
 
 
@@ -51,7 +51,7 @@ def evaluations(folder: Path) -> list[dict[str, Any]]:
 
 
 def training_of(recipe: ClassificationRecipe, folder: Path) -> Training:
-    return Training(recipe.job(), recipe, Run.create(folder, {}), start(recipe.precision), quiet, recipe.words)
+    return Training(recipe.job(), recipe, Run.create(folder, {}), create_accelerator(recipe.precision), quiet, recipe.terms)
 
 
 def test_a_run_leaves_all_that_the_user_needs(recipe: ClassificationRecipe, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_replay_gives_the_loss_and_gradient_of_the_update_each_time(recipe: Cl
     training.engine.optimizer.step = lambda: None
     update = training.engine.update(parts, 0)
     error = NonFiniteError(update.loss, update.grad_norm, update.lr, True)
-    left = divergence.leave_behind(tmp_path, parts, ["a"] * 16, error, about)
+    left = divergence.save_diverged_batch(tmp_path, parts, ["a"] * 16, error, about)
     stored, known = divergence.read(left, LabelledImages)
     for _ in range(2):
         again = divergence.replay(training.engine, stored, known)
@@ -285,7 +285,7 @@ def test_the_journal_is_on_the_disk_before_a_checkpoint_that_counts_its_bytes(
 
 def test_two_processes_cannot_train_one_run(recipe: ClassificationRecipe, tmp_path: Path) -> None:
     training = training_of(recipe, tmp_path / "run")
-    with training.run.alone(), pytest.raises(SettingsError, match="is being trained by another process"):
+    with training.run.lock(), pytest.raises(SettingsError, match="is being trained by another process"):
         training.train()
 
 
@@ -411,7 +411,7 @@ def test_the_throwaway_pass_of_several_processes_leaves_the_statistics_of_batch_
     found = []
     for is_warm in (True, False):
         settings = replace(recipe, ema_decay=None)
-        engine = Engine(copy.deepcopy(model), CrossEntropy(10), settings, 10, start())
+        engine = Engine(copy.deepcopy(model), CrossEntropy(10), settings, 10, create_accelerator())
         engine._is_warm = is_warm
         engine.update(parts, 0)
         found.append(engine.inner.state_dict())

@@ -12,9 +12,16 @@ import faults
 from polaformer.backbones import create_model
 from polaformer.errors import SettingsError
 from polaformer.tasks.classification.recipe import ClassificationRecipe
-from polaformer.training.engine import Engine, taken
-from polaformer.training.optim import Schedule, check_trainable, create_optimizer, parameter_groups, restore_state, state_of
-from polaformer.training.processes import start
+from polaformer.training.engine import Engine, take_batches
+from polaformer.training.optim import (
+    Schedule,
+    check_trainable,
+    create_optimizer,
+    optimizer_state,
+    parameter_groups,
+    restore_optimizer_state,
+)
+from polaformer.training.processes import create_accelerator
 from polaformer.training.settings import Settings
 
 HIERARCHY = {"dims": (8, 16), "depths": (2, 1), "num_heads": (1, 2)}
@@ -114,7 +121,7 @@ def test_a_pattern_that_matches_nothing_is_refused_before_training() -> None:
         create_optimizer(model, Settings(no_decay=("*relative_position_bias*", "*.bias", "no.such")))
     assert len(caught.value.problems) == 2
     assert "no_decay has '*relative_position_bias*', which matches no parameter of Swin; " in caught.value.problems[0]
-    assert "* stands for anything" in caught.value.problems[0]
+    assert "* matches anything" in caught.value.problems[0]
 
 
 def test_layer_decay_of_a_model_that_does_not_name_its_layers_is_refused() -> None:
@@ -154,7 +161,7 @@ def test_memory_and_rates_of_many_groups_are_restored_to_the_last_bit(name: str)
             update(step, *stopped)
     model, optimizer, schedule = made()
     model.load_state_dict(stopped[0].state_dict())
-    restore_state(optimizer, model, *state_of(stopped[1], stopped[0]))
+    restore_optimizer_state(optimizer, model, *optimizer_state(stopped[1], stopped[0]))
     for step in range(3, 6):
         update(step, model, optimizer, schedule)
     assert len(optimizer.param_groups) >= 9
@@ -170,14 +177,14 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> ClassificationRecipe:
 def gradients(recipe: ClassificationRecipe) -> tuple[float, dict[str, torch.Tensor]]:
     """The reported norm of the first update's gradient, and the gradients that the optimiser gets."""
     job = recipe.job()
-    engine = Engine(job.model, job.objective, recipe, job.steps_per_epoch, start())
+    engine = Engine(job.model, job.objective, recipe, job.steps_per_epoch, create_accelerator())
     found: dict[str, torch.Tensor] = {}
 
     def keep() -> None:
         found.update({name: one.grad.clone() for name, one in engine.inner.named_parameters() if one.grad is not None})
 
     engine.optimizer.step = keep
-    return engine.update(taken(job.training_batches(0, 0, 1), recipe.accumulation), 0).grad_norm, found
+    return engine.update(take_batches(job.training_batches(0, 0, 1), recipe.accumulation), 0).grad_norm, found
 
 
 def test_gradients_are_clipped_by_value_and_the_norm_is_that_before(recipe: ClassificationRecipe, tmp_path: Path) -> None:

@@ -19,12 +19,12 @@ TOLERANCE = 1e-12
 
 def gradients_of_a_step(recipes: dict[str, ClassificationRecipe], step: int, target: str) -> None:
     """Writes the gradients that an update of each recipe is made with, from one of several processes."""
-    from polaformer.training.engine import Engine, taken
-    from polaformer.training.processes import start
+    from polaformer.training.engine import Engine, take_batches
+    from polaformer.training.processes import create_accelerator
 
     found: dict[str, torch.Tensor] = {}
     for key, recipe in recipes.items():
-        job, accelerator = recipe.job(), start(recipe.precision)
+        job, accelerator = recipe.job(), create_accelerator(recipe.precision)
         engine = Engine(job.model, job.objective, recipe, job.steps_per_epoch, accelerator)
 
         def keep(key: str = key, engine: Engine = engine) -> None:
@@ -33,7 +33,7 @@ def gradients_of_a_step(recipes: dict[str, ClassificationRecipe], step: int, tar
 
         engine.optimizer.step = keep
         batches = job.training_batches(step, accelerator.process_index, accelerator.num_processes)
-        update = engine.update(taken(batches, recipe.accumulation), step)
+        update = engine.update(take_batches(batches, recipe.accumulation), step)
         found[f"{key}/loss"] = torch.tensor(update.loss, dtype=torch.float64)
     if accelerator.is_main_process:
         save_file(found, target)
@@ -44,9 +44,9 @@ def counts_of_processes(recipe: ClassificationRecipe, sizes: tuple[int, ...], ta
     from polaformer.data.sources.opening import Data, Part
     from polaformer.tasks.classification.job import ClassificationJob
     from polaformer.training.evaluation import count
-    from polaformer.training.processes import start
+    from polaformer.training.processes import create_accelerator
 
-    accelerator = start("fp32")
+    accelerator = create_accelerator("fp32")
     found: dict[str, torch.Tensor] = {}
     for size in sizes:
         whole = recipe.job().data
@@ -119,12 +119,12 @@ def test_evaluation_counts_are_equal_whatever_the_number_of_processes(recipe: Cl
 
 def update_of_a_resumed_engine(recipe: ClassificationRecipe, target: str) -> None:
     """Writes the weights after three updates, of an engine that made all and of one that resumed after the second."""
-    from polaformer.training.engine import Engine, Progress, taken
-    from polaformer.training.processes import start
+    from polaformer.training.engine import Engine, Progress, take_batches
+    from polaformer.training.processes import create_accelerator
 
-    job, accelerator = recipe.job(), start(recipe.precision)
+    job, accelerator = recipe.job(), create_accelerator(recipe.precision)
     batches = job.training_batches(0, accelerator.process_index, accelerator.num_processes)
-    parts = [taken(batches, recipe.accumulation) for _ in range(3)]
+    parts = [take_batches(batches, recipe.accumulation) for _ in range(3)]
     whole = Engine(job.model, job.objective, recipe, job.steps_per_epoch, accelerator)
     for step in range(2):
         whole.update(parts[step], step)
@@ -160,9 +160,9 @@ def unreadable_of_processes(folder: str, target: str) -> None:
     from polaformer.data.transforms import Preprocessing
     from polaformer.tasks.classification.objective import CrossEntropy
     from polaformer.training.evaluation import count
-    from polaformer.training.processes import start
+    from polaformer.training.processes import create_accelerator
 
-    accelerator, source = start("fp32"), open_data(folder).val
+    accelerator, source = create_accelerator("fp32"), open_data(folder).val
     transform = Preprocessing((8, 8), (0.5,), (0.5,)).transform()
     samples = Samples(ImageReader(source, transform, channels=1), seed=0, on_bad="skip", replace=False)
     read = batches(samples, Share(len(source), 2, accelerator.process_index, accelerator.num_processes))

@@ -224,7 +224,7 @@ def test_processes_that_see_different_checkpoints_refuse_to_go_on(reference: Ref
     for rank in (0, 1):
         told = (tmp_path / f"run-{rank}").read_text()
         assert "processes see different checkpoints" in told
-        assert "(step-000000040, step-000000035); all nodes must share the folder" in told
+        assert "(step-000000040, step-000000035); all nodes must share the directory" in told
 
 
 def test_a_finished_run_can_be_resumed_and_stays_the_same(reference: Reference, tmp_path: Path) -> None:

@@ -91,9 +91,9 @@ def test_an_epoch_that_the_training_ends_within_ends_there() -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"warmup_steps": 29}, "warmup_steps is 29, but the schedule has only 28; give --warmup-steps of at most 28"),
-        ({"steps": 6}, "warmup_epochs is 1, which are 7 updates of these data, but the schedule has only 6"),
-        ({"steps": 7, "cooldown_epochs": 2}, "cooldown_epochs is 2, which are 14 updates of these data, more than the 7"),
+        ({"warmup_steps": 29}, "warmup_steps is 29, but the schedule has only 28; give --warmup-steps ≤ 28"),
+        ({"steps": 6}, "warmup_epochs is 1, which is 7 updates with this data, but the schedule has only 6"),
+        ({"steps": 7, "cooldown_epochs": 2}, "cooldown_epochs is 2, which is 14 updates with this data, more than the 7"),
     ],
 )
 def test_what_only_the_data_show_to_be_wrong_is_told(changes: dict[str, Any], told: str) -> None:
