@@ -1,4 +1,4 @@
-"""Groups of parameters: which are decayed, and how the learning rate decays with depth; gradients that are clipped."""
+"""Parameter groups (weight decay, layer decay), optimiser state, and gradient clipping."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +48,7 @@ def by_name(model: nn.Module, settings: Settings) -> dict[str, dict[str, float]]
 
 
 def depth_of(model: str, name: str) -> int:
-    """The layer of a parameter, counted from the patch embedding, of the small models: three blocks between stem and head."""
+    """The layer of a parameter of the small models, counted from the patch embedding; three blocks lie between stem and head."""
     if name.startswith("head."):
         return 4
     if name.startswith("norm."):
@@ -58,7 +58,7 @@ def depth_of(model: str, name: str) -> int:
     _, stage, part, number = name.split(".")[:4]
     if part == "blocks":
         return 1 + 2 * int(stage) + int(number)
-    return 3 if stage == "1" else 0  # the embedding of a later stage belongs to its first block
+    return 3 if stage == "1" else 0  # the patch embedding of a later stage belongs to its first block
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -81,8 +81,8 @@ def test_patterns_spare_parameters_in_addition_to_the_rule(name: str, layer_deca
     after = by_name(model, replace(settings, no_decay=("*.power", "head*", "*.norm*")))
     for one, parameter in model.named_parameters():
         if one in before:
-            spared = parameter.ndim <= 1 or one.endswith(".bias") or one in model.no_weight_decay()  # type: ignore[operator]
-            assert spared or before[one]["weight_decay"] == 0.05 or "relative_positions" in one
+            exempt = parameter.ndim <= 1 or one.endswith(".bias") or one in model.no_weight_decay()  # type: ignore[operator]
+            assert exempt or before[one]["weight_decay"] == 0.05 or "relative_positions" in one
             wanted = 0.0 if one.endswith(".power") or one.startswith("head") else before[one]["weight_decay"]
             assert after[one]["weight_decay"] == wanted, one
     assert before["head.weight"]["weight_decay"] == 0.05
@@ -98,7 +98,7 @@ def test_layer_decay_decays_the_same_weights_as_none(name: str) -> None:
 
 
 class Wide(nn.Module):
-    """A model whose bias is no vector."""
+    """A model whose bias is not a vector."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ def test_nothing_to_train_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
 def test_memory_and_rates_of_many_groups_are_restored_to_the_last_bit(name: str) -> None:
-    """Momentum and betas are set before each update; what the optimiser remembers of its gradients is saved."""
+    """Momentum and betas are set before each update; the state of the optimiser is saved."""
     settings = Settings(
         optimizer=name, schedule="one-cycle", momentum_cycle=(0.9, 0.7), layer_decay=0.6, steps=9, warmup_steps=3, lr=0.1
     )
@@ -175,7 +175,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> ClassificationRecipe:
 
 
 def gradients(recipe: ClassificationRecipe) -> tuple[float, dict[str, torch.Tensor]]:
-    """The reported norm of the first update's gradient, and the gradients that the optimiser gets."""
+    """The reported gradient norm of the first update, and the gradients that the optimiser receives."""
     job = recipe.job()
     engine = Engine(job.model, job.objective, recipe, job.steps_per_epoch, create_accelerator())
     found: dict[str, torch.Tensor] = {}

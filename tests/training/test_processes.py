@@ -18,7 +18,7 @@ TOLERANCE = 1e-12
 
 
 def gradients_of_a_step(recipes: dict[str, ClassificationRecipe], step: int, target: str) -> None:
-    """Writes the gradients that an update of each recipe is made with, from one of several processes."""
+    """Write the gradients of an update of each recipe; runs in each of several processes."""
     from polaformer.training.engine import Engine, take_batches
     from polaformer.training.processes import create_accelerator
 
@@ -40,7 +40,7 @@ def gradients_of_a_step(recipes: dict[str, ClassificationRecipe], step: int, tar
 
 
 def counts_of_processes(recipe: ClassificationRecipe, sizes: tuple[int, ...], target: str) -> None:
-    """Writes what an evaluation counts on the first images of the data, for several numbers of them."""
+    """Write the evaluation counts of the first `size` images, for several sizes."""
     from polaformer.data.sources.opening import Data, Part
     from polaformer.tasks.classification.job import ClassificationJob
     from polaformer.training.evaluation import count
@@ -61,7 +61,7 @@ def counts_of_processes(recipe: ClassificationRecipe, sizes: tuple[int, ...], ta
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> ClassificationRecipe:
-    """In float64; draws that differ between processes by design, of mixup and drop path, are left out."""
+    """In float64, without mixup and drop path, whose draws differ between processes by design."""
     data = faults.write_data(tmp_path_factory.mktemp("data") / "digits.npz")
     return faults.tiny(data, precision="fp64", mixup=0.0, cutmix=0.0, drop_path_rate=0.0, accumulation=1, clip_norm=None)
 
@@ -75,7 +75,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def gradients(recipe: ClassificationRecipe, target: Path, processes: int, accumulation: int) -> dict[str, torch.Tensor]:
-    """Those of every model, by "model/parameter"."""
+    """The gradients of every model, by "model/parameter"."""
     recipes = {name: replace(recipe, model=name, accumulation=accumulation, **changes) for name, changes in MODELS.items()}
     faults.call(gradients_of_a_step, recipes, 3, str(target), processes=processes, port=free_port())
     return load_file(target)
@@ -118,7 +118,7 @@ def test_evaluation_counts_are_equal_whatever_the_number_of_processes(recipe: Cl
 
 
 def update_of_a_resumed_engine(recipe: ClassificationRecipe, target: str) -> None:
-    """Writes the weights after three updates, of an engine that made all and of one that resumed after the second."""
+    """Write the weights after three updates of an uninterrupted engine and of one that resumed after the second update."""
     from polaformer.training.engine import Engine, Progress, take_batches
     from polaformer.training.processes import create_accelerator
 
@@ -142,7 +142,7 @@ def update_of_a_resumed_engine(recipe: ClassificationRecipe, target: str) -> Non
 def test_the_first_update_of_three_resumed_processes_adds_gradients_in_the_same_order(
     recipe: ClassificationRecipe, tmp_path: Path
 ) -> None:
-    """Of two, any order is the same; from three on the last bit tells, and it is the first one that could differ."""
+    """The sum of two gradients does not depend on their order, that of three does; only the first update could differ."""
     single = replace(recipe, precision="fp32", batch_size=12)
     faults.call(update_of_a_resumed_engine, single, str(tmp_path / "found"), processes=3, port=free_port())
     found = load_file(tmp_path / "found")
@@ -152,7 +152,7 @@ def test_the_first_update_of_three_resumed_processes_adds_gradients_in_the_same_
 
 
 def unreadable_of_processes(folder: str, target: str) -> None:
-    """Writes what an evaluation could not read."""
+    """Write the images that an evaluation could not read."""
     from polaformer.data.labelled_images import ImageReader
     from polaformer.data.order import Share
     from polaformer.data.samples import Samples, batches

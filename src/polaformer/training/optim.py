@@ -40,7 +40,7 @@ def parameter_groups(model: nn.Module, settings: Settings) -> list[dict[str, Any
             f"layer_decay is {settings.layer_decay:g}, but {type(model).__name__} has no group_matcher to name its layers; "
             "pass --layer-decay None"
         )
-    # Without layer decay, timm does not decay biases of any shape; with it, only vectors are exempt.
+    # Without layer decay, timm exempts biases of any shape; with it, only vectors.
     exempt.add("*.bias")
     return param_groups_layer_decay(model, settings.weight_decay, no_weight_decay_list=exempt, layer_decay=settings.layer_decay)
 
@@ -49,9 +49,8 @@ def check_trainable(model: nn.Module, settings: Settings) -> None:
     """Raise SettingsError unless the model supports the settings: frozen stages, layer decay, gradient checkpointing."""
     problems = []
     if settings.grad_checkpointing and not hasattr(model, "set_grad_checkpointing"):
-        problems.append(
-            f"grad_checkpointing is true, but {type(model).__name__} cannot do that; pass --grad-checkpointing false"
-        )
+        kind = type(model).__name__
+        problems.append(f"grad_checkpointing is true, but {kind} does not support it; pass --grad-checkpointing false")
     raise_all(problems, [lambda: _check_frozen(model, settings), lambda: parameter_groups(model, settings)])
 
 

@@ -87,11 +87,11 @@ class Settings:
     grad_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     deterministic: bool = False
-    """Use algorithms that are bit-for-bit reproducible on GPUs, at some cost; on CPUs they always are."""
+    """Use bit-for-bit reproducible algorithms on GPUs, at some cost; those on CPUs always are."""
     seed: int = 0
     """Random seed."""
     num_workers: int = 4
-    """Data workers per training process; does not change results. `train` uses at most the cores per process by default."""
+    """Data workers per training process; results do not depend on it. Default of `train`: at most the cores per process."""
     eval_every: int = 1
     """Epochs between evaluations; there is always one at the end."""
     eval_every_steps: int | None = None
