@@ -150,7 +150,7 @@ def test_a_manifest_cannot_allow_a_file_that_would_fill_all_memory(size: int, tm
 
 
 def test_a_large_file_that_lies_on_the_disk_is_read(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "MOST_BYTES", 0)
+    monkeypatch.setattr(checkpoint, "MAX_BYTES", 0)
     assert checkpoint.read(written) == FILES
 
 
@@ -243,7 +243,7 @@ def test_a_failing_disk_is_an_error_and_the_older_ones_are_intact(reason: int, c
 
 @pytest.mark.parametrize("kind", ["before a call", "within a write"])
 def test_a_kill_at_any_system_call_of_a_save_leaves_whole_checkpoints(kind: str, tmp_path: Path) -> None:
-    """Each in a separate process. Whole training runs are killed there too: some in test_resume.py, all in `make test-faults`."""
+    """Each in a separate process. Whole training runs are killed there too: some in test_resume, all in `make test-faults`."""
     counting, folder = faults.Counting(), tmp_path / "checkpoints"
     for step in range(3):
         checkpoint.write(folder, step, FILES, keep=3)

@@ -48,7 +48,7 @@ def by_name(model: nn.Module, settings: Settings) -> dict[str, dict[str, float]]
 
 
 def depth_of(model: str, name: str) -> int:
-    """The layer of a parameter of the small models, counted from the patch embedding; three blocks lie between stem and head."""
+    """The layer of a parameter of the small models, counted from the patch embedding; three blocks between stem and head."""
     if name.startswith("head."):
         return 4
     if name.startswith("norm."):

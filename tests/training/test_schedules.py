@@ -89,7 +89,7 @@ LONG_RANGE_ARENA = [
     (2e-4, 800),
     (2e-4, 312),
     (1e-4, 175),
-]  # learning rate and warm-up, for 50,000 updates
+]  # peak and warm-up of 50,000 updates
 
 
 @pytest.mark.filterwarnings("ignore:To get the last learning rate")

@@ -20,8 +20,8 @@ MANIFEST = "manifest.json"
 FORMAT = "polaformer-checkpoint-1"
 _NAME = re.compile(r"step-(\d{9,})(?:-(\d+))?")
 _TEMPORARY = ".tmp-"
-MOST_BYTES = 4 * 2**30  # a larger file is read only if it is not sparse: it must occupy enough of the disk
-MOST_COMPRESSED = 8  # bytes of a larger file per byte on the disk; weights hardly compress, sparse files occupy nothing
+MAX_BYTES = 4 * 2**30  # a larger file is read only if it is not sparse: it must occupy enough of the disk
+MAX_COMPRESSION = 8  # bytes of a larger file per byte on the disk; weights hardly compress, sparse files occupy nothing
 
 
 class DamagedError(DataError):
@@ -63,7 +63,10 @@ def read(path: Path) -> dict[str, bytes]:
 
 
 def newest(folder: Path) -> Found | None:
-    """The valid checkpoint with the highest step; skips damaged ones and names them. None if there are no checkpoints."""
+    """The valid checkpoint with the highest step, and the damaged ones that were skipped; None if there are no checkpoints.
+
+    Raises DamagedError if all of them are damaged.
+    """
     damaged: dict[Path, str] = {}
     for path in reversed(list_checkpoints(folder)):
         try:
@@ -144,7 +147,7 @@ def _read_checked(path: Path, expected: Mapping[str, Any]) -> bytes:
         with open_regular(path) as file:
             about = os.fstat(file.fileno())
             _check(path, "bytes", expected, about.st_size)
-            if about.st_size > max(MOST_BYTES, MOST_COMPRESSED * 512 * about.st_blocks):
+            if about.st_size > max(MAX_BYTES, MAX_COMPRESSION * 512 * about.st_blocks):
                 raise OSError(f"it has {about.st_size:,} bytes but takes {512 * about.st_blocks:,} on the disk")
             content = file.read(about.st_size)
     except OSError as error:

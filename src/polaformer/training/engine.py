@@ -51,7 +51,7 @@ class Update(NamedTuple):
 
 
 class NonFiniteError(ArithmeticError):
-    """The loss or the gradient is not finite; nothing was updated. `is_local`: whether this process's batch may be the cause."""
+    """The loss or gradient is not finite; nothing was updated. `is_local`: whether this process's batch may be the cause."""
 
     def __init__(self, loss: float, grad_norm: float, lr: float, is_local: bool) -> None:
         super().__init__(f"the loss is {loss:g} and the gradient norm {grad_norm:g}")
