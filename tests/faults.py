@@ -1,6 +1,6 @@
-"""Trainings in processes of their own that can be killed at any point, and what is left of them.
+"""Training runs in separate processes that can be killed at any point, and the outcome of such runs.
 
-Processes are forked from a server that has everything imported, so that one starts in a moment.
+Processes are forked from a server that has already imported everything, so that they start quickly.
 """
 
 import json
@@ -28,8 +28,8 @@ PRELOADED = ["polaformer.tasks.running", "polaformer.cli.main", "polaformer.anal
 PRELOADED += ["sklearn.datasets", "torch.utils.tensorboard", "timm", "faults", "commands"]
 STEPS = 40
 
-# 160 images in 4 epochs of 10 updates of two parts; mixup, drop path, an average of weights: everything that a resumed run
-# could get wrong.
+# 160 images in 4 epochs of 10 updates with two parts each, mixup, drop path and EMA: everything that a resumed run could get
+# wrong.
 TINY = ClassificationRecipe(
     name="test/tiny",
     model="pola_deit_tiny",
@@ -59,18 +59,18 @@ TINY = ClassificationRecipe(
 
 @dataclass(frozen=True)
 class Kill:
-    """Where a process kills itself. The n-th time that `event` is told of, or at the n-th system call of saves."""
+    """When a process kills itself: at the n-th `event` that the loop reports, or at the n-th system call of its saves."""
 
     event: str
     number: int
     rank: int = 0
     signal: int = signal.SIGKILL
     times: int = 1
-    note: Path | None = None  # where to write the processes that it leaves behind
+    note: Path | None = None  # file to write the ids of its child processes to
 
 
 def write_data(path: Path, num_train: int = 160, num_test: int = 23) -> str:
-    """Real digits as an array file."""
+    """Write real digits to an array file, and return its path."""
     from sklearn.datasets import load_digits
 
     found = load_digits()
@@ -95,7 +95,7 @@ def spawn(target: Callable[..., None], *arguments: Any) -> BaseProcess:
 
 
 def run(folder: Path, recipe: Recipe, kill: Kill | None = None, processes: int = 1, port: int = 0) -> list[int]:
-    """Begins or resumes a training in so many processes, waits for its end, and returns the exit codes."""
+    """Start or resume a training run in the given number of processes, wait for its end, and return the exit codes."""
     started = spawn_run_in_processes(folder, recipe, processes, port, kill)
     for process in started:
         process.join(60)
@@ -107,7 +107,7 @@ def run(folder: Path, recipe: Recipe, kill: Kill | None = None, processes: int =
 
 
 def call(function: Callable[..., None], *arguments: Any, processes: int = 1, port: int = 0) -> None:
-    """Calls the function in so many processes that know of each other, and waits for them."""
+    """Call the function in the given number of connected processes, and wait for them."""
     started = [spawn(_called, function, arguments, rank, processes, port) for rank in range(processes)]
     for process in started:
         process.join(60)
@@ -122,11 +122,11 @@ def _called(function: Callable[..., None], arguments: tuple[Any, ...], rank: int
 
 
 def become(rank: int, processes: int, port: int) -> None:
-    """Sets what torchrun would set."""
+    """Set the environment variables that torchrun would set."""
     import torch
 
     torch.set_num_threads(1)
-    multiprocessing.set_start_method("fork", force=True)  # for workers, as outside of these tests
+    multiprocessing.set_start_method("fork", force=True)  # for data workers, as outside these tests
     if processes > 1:
         names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
         os.environ.update({name: str(value) for name, value in names.items()})
@@ -161,15 +161,15 @@ def _child(folder: Path, recipe: Recipe, kill: Kill | None, rank: int, processes
 
 
 def _killer(kill: Kill | None) -> Callable[[str, dict[str, Any]], None]:
-    told = 0
+    num_events = 0
     if kill and kill.event in ("system call", "half a write"):
         _kill_at_system_call(kill)
 
     def watch(event: str, record: dict[str, Any]) -> None:
-        nonlocal told
+        nonlocal num_events
         if kill and event == kill.event:
-            told += 1
-            if told == kill.number:
+            num_events += 1
+            if num_events == kill.number:
                 if kill.note is not None:
                     kill.note.write_text(" ".join(str(child.pid) for child in psutil.Process().children()))
                 for _ in range(kill.times):
@@ -182,7 +182,7 @@ CALLS = ("makedirs", "mkdir", "open", "write", "fsync", "close", "rename", "unli
 
 
 class Counting:
-    """`os`, as the module that saves sees it: calls are counted and noted, and `before` is asked before each of them."""
+    """A stand-in for `os` in a module: counts and logs system calls, and calls `before` in front of each."""
 
     def __init__(self, before: Callable[[int, str, tuple[Any, ...]], None] = lambda number, name, arguments: None) -> None:
         self.calls, self.before = 0, before
@@ -212,7 +212,7 @@ def seen_by(module: Any, counting: Counting) -> Iterator[None]:
 
 
 def _kill_at_system_call(kill: Kill) -> None:
-    """Kills before the n-th system call of saves, or in the middle of their n-th write."""
+    """Kill before the n-th system call of saves, or in the middle of their n-th write."""
     from polaformer.training import checkpoint
 
     writes = 0
@@ -233,7 +233,7 @@ def _kill_at_system_call(kill: Kill) -> None:
 def saved_steps(folder: Path) -> list[int]:
     from polaformer.training import checkpoint
 
-    return [int(path.name.split("-")[1]) for path in checkpoint.ordered(folder / "checkpoints")]
+    return [int(path.name.split("-")[1]) for path in checkpoint.list_checkpoints(folder / "checkpoints")]
 
 
 def errors(folder: Path) -> str:
@@ -241,16 +241,16 @@ def errors(folder: Path) -> str:
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """All that a run leaves behind, but for times measured with a clock."""
+    """Everything that a run writes, except measured times."""
     from polaformer.training import checkpoint, journal
 
     found = checkpoint.newest(folder / "checkpoints")
     assert found is not None
-    # The order of a safetensors file's notes on itself is not fixed; its tensors are.
+    # The order of the metadata in a safetensors file is not fixed; compare the tensors.
     files: dict[str, Any] = {name: tensor_bytes(content) for name, content in found.files.items() if name != "state.json"}
     state = json.loads(found.files["state.json"])
     state.pop("wall")
-    state["progress"].pop("journal")  # its bytes include the times
+    state["progress"].pop("journal")  # its size depends on the times
     lines = [{name: value for name, value in line.items() if name != "wall"} for line in journal.read(folder)]
     shipped = folder / "model.safetensors"
     return {"state": state, "journal": lines, "shipped": tensor_bytes(shipped.read_bytes()), **files}

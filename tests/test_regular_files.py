@@ -45,14 +45,14 @@ WEIGHTS = "model.safetensors"
 DIVERGED = "diverged/step-000000001-rank-0.safetensors"
 
 
-def _leave_behind(folder: Path) -> Path:
+def _save_diverged_batch(folder: Path) -> Path:
     error = NonFiniteError(1.0, 1.0, 1.0, True)
     batch = Batch(indices=torch.ones(1), bad=[])
-    return divergence.leave_behind(folder, [batch], ["a"], error, {"step": 1, "rank": 0, "seed": 0})
+    return divergence.save_diverged_batch(folder, [batch], ["a"], error, {"step": 1, "rank": 0, "seed": 0})
 
 
 def _lock(folder: Path) -> None:
-    with Run(folder).alone():
+    with Run(folder).lock():
         pass
 
 
@@ -61,7 +61,7 @@ WRITERS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "a configuration": (".config.json.tmp", lambda folder: write_whole(folder / "config.json", "{}"), "config.json"),
     "a table": (".metrics.csv.tmp", journal.write_csv, "metrics.csv"),
     "weights": (WEIGHTS, lambda folder: save_checkpoint(small("pola_pvt_tiny"), folder / WEIGHTS), WEIGHTS),
-    "a batch left behind": (DIVERGED, _leave_behind, DIVERGED),
+    "a batch left behind": (DIVERGED, _save_diverged_batch, DIVERGED),
 }
 APPENDERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "a journal": ("journal.jsonl", lambda folder: journal.Journal(folder).close()),

@@ -199,7 +199,7 @@ def run_result(
     values = {
         "name": "PolaFormer",
         "parameters": 1234,
-        "words": ClassificationRecipe.words,
+        "terms": ClassificationRecipe.terms,
         "split": "val",
         "record": counts.record(),
         "summary": counts.summary(),

@@ -253,15 +253,15 @@ TRAIN: dict[str, Case] = {
     "a text as a number": Case(train(lr="fast"), USAGE, ["--lr is fast; give a number"]),
     "maybe": Case(train(compile="maybe"), USAGE, ["--compile is maybe; give true or false"]),
     "one number for two": Case(train(crop_scale=1), USAGE, ["--crop-scale is 1; give 2 numbers with a space between them"]),
-    "no epochs": Case(train(epochs=0), USAGE, ["epochs is 0; give a whole number of at least 1"]),
-    "a negative seed": Case(train(seed=-1), USAGE, ["seed is -1; give a whole number of at least 0"]),
-    "a huge seed": Case(train(seed=2**63), USAGE, ["give less than 2^63"]),
-    "an infinite rate": Case(train(lr="1e400"), USAGE, ["lr is inf; give a number above 0"]),
-    "a rate that is none": Case(train(lr="nan"), USAGE, ["lr is nan; give a number above 0"]),
-    "no clipping at all": Case(train(clip_norm=0), USAGE, ["clip_norm is 0.0; give a number above 0, or None"]),
-    "an average that never moves": Case(train(ema_decay=1), USAGE, ["ema_decay is 1.0; give a number between 0 and 1"]),
-    "too few checkpoints": Case(train(keep=1), USAGE, ["keep is 1; give a whole number of at least 3"]),
-    "negative workers": Case(train(num_workers=-1), USAGE, ["num_workers is -1; give a whole number of at least 0"]),
+    "no epochs": Case(train(epochs=0), USAGE, ["epochs is 0; give an integer ≥ 1"]),
+    "a negative seed": Case(train(seed=-1), USAGE, ["seed is -1; give an integer ≥ 0"]),
+    "a huge seed": Case(train(seed=2**63), USAGE, ["give an integer < 2^63"]),
+    "an infinite rate": Case(train(lr="1e400"), USAGE, ["lr is inf; give a number > 0"]),
+    "a rate that is none": Case(train(lr="nan"), USAGE, ["lr is nan; give a number > 0"]),
+    "no clipping at all": Case(train(clip_norm=0), USAGE, ["clip_norm is 0.0; give a number > 0, or None"]),
+    "an average that never moves": Case(train(ema_decay=1), USAGE, ["ema_decay is 1.0; give a number in (0, 1)"]),
+    "too few checkpoints": Case(train(keep=1), USAGE, ["keep is 1; give an integer ≥ 3"]),
+    "negative workers": Case(train(num_workers=-1), USAGE, ["num_workers is -1; give an integer ≥ 0"]),
     "more than all": Case(train(hflip=1.5), USAGE, ["hflip is 1.5; give a share from 0 to 1"]),
     "all held out": Case(train(val_share=1), USAGE, ["val_share is 1.0; give at least 0 and below 1"]),
     "a crop backwards": Case(
@@ -293,7 +293,7 @@ TRAIN: dict[str, Case] = {
         train(batch_size=161), USAGE, ["batch_size is 161, but there are only 160 training images"]
     ),
     "parts that do not divide": Case(
-        train(accumulation=3), USAGE, ["batch_size is 16, which accumulation, 3, does not divide"]
+        train(accumulation=3), USAGE, ["batch_size is 16, which is not a multiple of accumulation, 3"]
     ),
     "fine-tuning without weights": Case(
         ["train", "imagenet/pola-swin-tiny-384"], USAGE, ["fine-tuning starts from weights; give their file with --checkpoint"]
@@ -316,12 +316,12 @@ TRAIN: dict[str, Case] = {
     "heads that do not fit": Case(train(num_heads=3), USAGE, ["dim 16 cannot be shared out among 3 heads"]),
     "too many stages": Case(train("--num-heads", "2", "2"), USAGE, ["num_heads is (2, 2), 2 values for 1 stages"]),
     "half precision without a GPU": Case(
-        train(precision="fp16"), USAGE, ["precision is 'fp16', which needs a GPU, and there is none"]
+        train(precision="fp16"), USAGE, ["precision is 'fp16', which needs a GPU, but there is none"]
     ),
     "a folder that is a run": Case(train(out="run"), USAGE, ["run is not empty; resume it with `polaformer resume run`"]),
-    "a folder that is not empty": Case(train(out="photos"), USAGE, ["photos is not empty; give another folder with --out"]),
-    "a folder that is a file": Case(train(out="file.txt"), USAGE, ["file.txt is not empty; give another folder with --out"]),
-    "a dry run into a file": Case(train("--dry-run", out="file.txt"), USAGE, ["file.txt is not empty; give another folder"]),
+    "a folder that is not empty": Case(train(out="photos"), USAGE, ["photos is not empty; give another directory with --out"]),
+    "a folder that is a file": Case(train(out="file.txt"), USAGE, ["file.txt is not empty; give another directory with --out"]),
+    "a dry run into a file": Case(train("--dry-run", out="file.txt"), USAGE, ["file.txt is not empty; give another directory"]),
     "a folder below a file": Case(train(out="file.txt/new"), CANNOT_WRITE, ["cannot write to file.txt/new: Not a directory"]),
     "a folder with too long a name": Case(train(out=LONG), CANNOT_WRITE, ["cannot write to aaa", "File name too long"]),
     "weights that are not there": Case(
@@ -366,9 +366,9 @@ RESUME: dict[str, Case] = {
     "a text as a number": Case(["resume", "run", "--num-workers", "x"], USAGE, ["--num-workers"]),
     "a folder that is not there": Case(["resume", "gone"], BAD_DATA, ["there is no gone; give the folder of a run"]),
     "a folder that is no run": Case(
-        ["resume", "photos"], BAD_DATA, ["photos is no run", "give the folder that `polaformer train` named"]
+        ["resume", "photos"], BAD_DATA, ["photos is not a run directory", "give the one `polaformer train` printed"]
     ),
-    "a file": Case(["resume", "file.txt"], BAD_DATA, ["file.txt is no run"]),
+    "a file": Case(["resume", "file.txt"], BAD_DATA, ["file.txt is not a run directory"]),
     "a name that is too long": Case(["resume", LONG], BAD_DATA, ["give the folder of a run"]),
     "negative workers": Case(["resume", "run", "--num-workers", "-1"], USAGE, ["num_workers is -1"]),
     "data that are not there": Case(["resume", "run", "--data", "gone"], BAD_DATA, ["there is no data gone; " + GIVE_DATA]),
@@ -380,7 +380,7 @@ RESUME: dict[str, Case] = {
         ["no checkpoint can be used:", "step-000000010/model.safetensors is damaged: sha256 should be"],
     ),
     "no manifest": Case(["resume", "no-manifests"], BAD_DATA, ["no checkpoint can be used:", "manifest.json cannot be read"]),
-    "a model of other sizes": Case(["resume", "other-sizes"], BAD_DATA, ["the checkpoint is not of this training"]),
+    "a model of other sizes": Case(["resume", "other-sizes"], BAD_DATA, ["the checkpoint is not from this training run"]),
     "config: cut": Case(
         ["resume", "config-cut"], BAD_DATA, ["config-cut/config.json is damaged: Expecting property name", "restore it"]
     ),
@@ -390,7 +390,7 @@ RESUME: dict[str, Case] = {
     "config: a number": Case(["resume", "config-number"], BAD_DATA, ["config.json is damaged"]),
     "config: too deep": Case(["resume", "config-deep"], BAD_DATA, ["config.json is damaged: maximum recursion depth exceeded"]),
     "config: no version": Case(["resume", "config-no-version"], BAD_DATA, ["config.json is damaged", "version"]),
-    "config: another version": Case(["resume", "config-version"], BAD_DATA, ["it is of another version of polaformer"]),
+    "config: another version": Case(["resume", "config-version"], BAD_DATA, ["it is from another version of polaformer"]),
     "config: another task": Case(["resume", "config-task"], BAD_DATA, ["there is no task 'detection'"]),
     "config: no options": Case(["resume", "config-no-options"], BAD_DATA, ["config.json is damaged", "options"]),
     "config: a list of options": Case(["resume", "config-list-of-options"], BAD_DATA, ["config.json is damaged"]),
@@ -399,7 +399,7 @@ RESUME: dict[str, Case] = {
     ),
     "config: a wrong type": Case(["resume", "config-type"], BAD_DATA, ['epochs is "3"; give a whole number']),
     "config: a truth value": Case(["resume", "config-truth"], BAD_DATA, ["epochs is true; give a whole number"]),
-    "config: out of range": Case(["resume", "config-range"], BAD_DATA, ["epochs is -3; give a whole number of at least 1"]),
+    "config: out of range": Case(["resume", "config-range"], BAD_DATA, ["epochs is -3; give an integer ≥ 1"]),
     "config: a huge number": Case(["resume", "config-huge"], BAD_DATA, ["lr is "]),
     "config: several problems": Case(
         ["resume", "config-several"],
@@ -471,7 +471,7 @@ EVAL: dict[str, Case] = {
     "several at once": Case(
         evaluate("--batch-size", "0", "--crop-pct", "2"), USAGE, ["--batch-size is 0; give", "--crop-pct is 2.0; give"]
     ),
-    "half precision without a GPU": Case(evaluate("--precision", "fp16"), USAGE, ["which needs a GPU, and there is none"]),
+    "half precision without a GPU": Case(evaluate("--precision", "fp16"), USAGE, ["which needs a GPU, but there is none"]),
     "a damaged configuration": Case(
         evaluate(checkpoint="config-cut"), BAD_DATA, ["config-cut is neither a run nor a checkpoint"]
     ),
@@ -588,7 +588,7 @@ def test_an_image_that_is_damaged_ends_a_training_with_65_and_a_checkpoint_to_go
     assert (code, out) == (BAD_DATA, "")
     assert err.startswith(f"polaformer train: {broken} is damaged: ")
     assert "fetch it again, or remove it from the data (the run is saved at step" in err
-    assert "which also takes --on-bad-image skip" in err
+    assert "which also accepts --on-bad-image skip" in err
     assert len(err.splitlines()) == 1
     [step] = faults.saved_steps(new)
     assert 0 < step < 6

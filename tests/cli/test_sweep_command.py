@@ -214,7 +214,7 @@ def test_a_dry_run_and_a_collection_tell_what_is_there_and_train_nothing(
 def test_a_sweep_that_another_process_trains_is_left_alone(swept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from polaformer.training.run import Run
 
-    with Run(swept / "out").alone():
+    with Run(swept / "out").lock():
         code, _, err = run(["sweep", swept / "sweep.toml", "--out", swept / "out"], capsys)
     assert code == 2
     assert "is being trained by another process" in err

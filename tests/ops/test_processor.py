@@ -39,7 +39,7 @@ def test_training_in_bf16_on_such_a_processor_is_refused_before_any_work(monkeyp
     claims_tiles(monkeypatch, ENDS)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(SettingsError, match=r"precision is 'bf16'.*AMX.*set ONEDNN_MAX_CPU_ISA=.*, or choose fp32"):
-        processes.start("bf16")
+        processes.create_accelerator("bf16")
 
 
 def test_a_product_that_returns_is_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from polaformer.tasks.classification.recipe import ClassificationRecipe
 from polaformer.tasks.recipe import Recipe
 from polaformer.tasks.running import train
 from polaformer.tasks.task import Task
-from polaformer.training.words import Metric, Words
+from polaformer.training.metric import Metric, TaskTerms
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ class InkRecipe(Recipe):
     """A recipe of another package."""
 
     task: ClassVar[str] = "ink"
-    words: ClassVar[Words] = Words(Metric("error"))
+    terms: ClassVar[TaskTerms] = TaskTerms(Metric("error"))
 
 
 @dataclass(frozen=True, kw_only=True)

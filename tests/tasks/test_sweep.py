@@ -109,11 +109,11 @@ BAD = {
     "unknown option": (f"{WITH_SEEDS}options = {{ epoch = 1 }}\n", "there is no field 'epoch'; did you mean 'epochs'?"),
     "option of a wrong kind": (f'{WITH_SEEDS}options = {{ epochs = "5" }}\n', "cell 'a': epochs is \"5\"; give a whole number"),
     "option that is a date": (f"{WITH_SEEDS}options = {{ lr = 2026-01-01 }}\n", "lr is"),
-    "option that is not a number": (f"{WITH_SEEDS}options = {{ lr = nan }}\n", "lr is nan; give a number above 0"),
+    "option that is not a number": (f"{WITH_SEEDS}options = {{ lr = nan }}\n", "lr is nan; give a number > 0"),
     "option that is a table": (f"{WITH_SEEDS}options = {{ lr = {{ a = 1 }} }}\n", "give a number"),
     "value that is not allowed": (
         f"{WITH_SEEDS}options = {{ epochs = 0 }}\n",
-        "epochs is 0; give a whole number of at least 1",
+        "epochs is 0; give an integer ≥ 1",
     ),
 }
 
@@ -295,10 +295,10 @@ def test_mean_and_spread_are_those_of_the_statistics_module_over_finished_runs(t
 
 def test_cells_with_other_metrics_get_tables_of_their_own(tmp_path: Path) -> None:
     from polaformer.tasks.classification.recipe import ClassificationRecipe
-    from polaformer.training.words import Metric, Words
+    from polaformer.training.metric import Metric, TaskTerms
 
     class Regression(ClassificationRecipe):
-        words = Words(Metric("error", higher_is_better=False, digits=4))
+        terms = TaskTerms(Metric("error", higher_is_better=False, digits=4))
 
     runs = planned([Cell("a", RECIPE, (0,)), Cell("b", Regression(name="b"), (0, 1))], tmp_path)
     ends = [finished(1.0), *(RunState("finished", 1, 1, {"val": {"error": error}}) for error in (0.5, 0.25))]

@@ -1,4 +1,4 @@
-"""Rows C4, C5 and C6: checkpoints are whole or not there, and no damage goes unseen."""
+"""Rows C4, C5 and C6: checkpoints are complete or absent, and all damage is detected."""
 
 import errno
 import hashlib
@@ -30,7 +30,7 @@ def draws(seed: int) -> random.Random:
 
 
 def some_file(folder: Path, chance: random.Random) -> Path:
-    """Any file of the checkpoint, the manifest as likely as the others."""
+    """A random file of the checkpoint; the manifest is as likely as the others."""
     return chance.choice(sorted(folder.iterdir()))
 
 
@@ -76,8 +76,8 @@ def test_the_message_names_the_file_and_both_digests(written: Path) -> None:
     content[0] ^= 1
     (written / "model.safetensors").write_bytes(bytes(content))
     expected = json.loads((written / checkpoint.MANIFEST).read_bytes())["files"]["model.safetensors"]["sha256"]
-    told = rf"step-000000007/model.safetensors .*sha256 should be {expected} but is [0-9a-f]{{64}}"
-    with pytest.raises(DamagedError, match=told):
+    message = rf"step-000000007/model.safetensors .*sha256 should be {expected} but is [0-9a-f]{{64}}"
+    with pytest.raises(DamagedError, match=message):
         checkpoint.read(written)
 
 
@@ -120,9 +120,9 @@ def test_a_manifest_that_says_the_same_in_other_bytes_is_damaged(change: Callabl
 
 
 def test_a_manifest_cannot_name_files_outside(tmp_path: Path) -> None:
-    """Whoever can write a whole manifest could write `../…` into it."""
+    """An attacker who can write a valid manifest could put `../…` into it."""
     (tmp_path / "secret").write_bytes(b"x")
-    with pytest.raises(DamagedError, match="no plain name"):
+    with pytest.raises(DamagedError, match="is not a plain file name"):
         checkpoint.read(_forged(tmp_path, "../../secret"))
 
 
@@ -141,16 +141,16 @@ def test_a_manifest_cannot_allow_a_file_that_would_fill_all_memory(size: int, tm
     digest = hashlib.sha256(checkpoint._canonical(body)).hexdigest()
     (path / checkpoint.MANIFEST).write_bytes(checkpoint._canonical(body | {"sha256": digest}))
     (path / "model.safetensors").touch()
-    os.truncate(path / "model.safetensors", 2**40)  # takes no room on the disk
-    told = (
+    os.truncate(path / "model.safetensors", 2**40)  # sparse: occupies nothing on the disk
+    message = (
         "it has 1,099,511,627,776 bytes but takes 0 on the disk" if size == 2**40 else f"bytes should be {size} but is {2**40}"
     )
-    with pytest.raises(DamagedError, match=rf"model\.safetensors .*{told}; use another checkpoint"):
+    with pytest.raises(DamagedError, match=rf"model\.safetensors .*{message}; use another checkpoint"):
         checkpoint.read(path)
 
 
 def test_a_large_file_that_lies_on_the_disk_is_read(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "MOST_BYTES", 0)
+    monkeypatch.setattr(checkpoint, "MAX_BYTES", 0)
     assert checkpoint.read(written) == FILES
 
 
@@ -214,18 +214,18 @@ def test_everything_is_synced_before_it_is_named_and_named_before_anything_is_re
     rename = calls.index("rename")
     opened = [path for name, path in counting.log[:rename] if name == "open"]
     assert [Path(path).name for path in opened[:-1]] == [*FILES, checkpoint.MANIFEST]
-    assert calls[:rename].count("fsync") == len(opened) == len(FILES) + 2  # every file, and their folder
-    assert calls[rename + 1 : rename + 4] == ["open", "fsync", "close"]  # the folder above
+    assert calls[:rename].count("fsync") == len(opened) == len(FILES) + 2  # every file, and their directory
+    assert calls[rename + 1 : rename + 4] == ["open", "fsync", "close"]  # the parent directory
     assert counting.log[rename + 1][1] == str(folder)
     assert not {"unlink", "rmdir"} & set(calls[: rename + 4])
     assert "unlink" in calls[rename + 4 :]
-    assert [path.name for path in checkpoint.ordered(folder)] == [f"step-{step:09d}" for step in (1, 2, 3)]
+    assert [path.name for path in checkpoint.list_checkpoints(folder)] == [f"step-{step:09d}" for step in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
 @pytest.mark.parametrize("call", ["mkdir", "open", "write", "fsync", "rename"])
 def test_a_failing_disk_is_an_error_and_the_older_ones_are_intact(reason: int, call: str, tmp_path: Path) -> None:
-    """What was written of the new one is removed: a full disk has its room back."""
+    """The partly written new one is removed, which frees its space on a full disk."""
     folder = tmp_path / "checkpoints"
     for step in range(3):
         checkpoint.write(folder, step, FILES, keep=3)
@@ -236,14 +236,14 @@ def test_a_failing_disk_is_an_error_and_the_older_ones_are_intact(reason: int, c
 
     with faults.seen_by(checkpoint, faults.Counting(fail)), pytest.raises(OSError, match=os.strerror(reason)):
         checkpoint.write(folder, 3, FILES, keep=3)
-    assert sorted(folder.iterdir()) == checkpoint.ordered(folder)
-    assert len(checkpoint.ordered(folder)) == 3
-    assert all(checkpoint.read(path) == FILES for path in checkpoint.ordered(folder))
+    assert sorted(folder.iterdir()) == checkpoint.list_checkpoints(folder)
+    assert len(checkpoint.list_checkpoints(folder)) == 3
+    assert all(checkpoint.read(path) == FILES for path in checkpoint.list_checkpoints(folder))
 
 
 @pytest.mark.parametrize("kind", ["before a call", "within a write"])
 def test_a_kill_at_any_system_call_of_a_save_leaves_whole_checkpoints(kind: str, tmp_path: Path) -> None:
-    """In a process of its own for each; whole trainings are killed there too: a sample here, all in `make test-faults`."""
+    """Each in a separate process. Whole training runs are killed there too: some in test_resume, all in `make test-faults`."""
     counting, folder = faults.Counting(), tmp_path / "checkpoints"
     for step in range(3):
         checkpoint.write(folder, step, FILES, keep=3)
@@ -257,14 +257,14 @@ def test_a_kill_at_any_system_call_of_a_save_leaves_whole_checkpoints(kind: str,
         shutil.rmtree(folder)
         shutil.copytree(tmp_path / "before", folder)
         assert killed_at(place, folder, half=kind == "within a write") == -signal.SIGKILL
-        assert all(checkpoint.read(path) == FILES for path in checkpoint.ordered(folder))
-        assert len(checkpoint.ordered(folder)) >= 3
-        newest.add(checkpoint.ordered(folder)[-1].name)
+        assert all(checkpoint.read(path) == FILES for path in checkpoint.list_checkpoints(folder))
+        assert len(checkpoint.list_checkpoints(folder)) >= 3
+        newest.add(checkpoint.list_checkpoints(folder)[-1].name)
     assert newest == {"step-000000002"} | ({"step-000000003"} if kind == "before a call" else set())
 
 
 def killed_at(place: int, folder: Path, *, half: bool) -> int:
-    """How a process ends that is killed at a system call of a save, before it or in the middle of it."""
+    """The exit code of a process that is killed at a system call of a save, before the call or halfway through its write."""
 
     def kill(number: int, name: str, arguments: tuple[Any, ...]) -> None:
         if number == place:
@@ -281,7 +281,7 @@ def killed_at(place: int, folder: Path, *, half: bool) -> int:
 
 
 def test_the_clock_does_not_matter(tmp_path: Path) -> None:
-    """Order is that of steps; a clock that was set back changes nothing."""
+    """Checkpoints are ordered by step; a clock that was set back has no effect."""
     folder = tmp_path / "checkpoints"
     for step in (1, 2, 3):
         os.utime(checkpoint.write(folder, step, {"state.json": b"%d" % step}, keep=3), (1e9 - step, 1e9 - step))

@@ -1,4 +1,4 @@
-"""Stages that are not trained: their weights, statistics and draws."""
+"""Frozen stages: their weights, batch norm statistics and drop path."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +15,9 @@ from polaformer.errors import SettingsError
 from polaformer.tasks.classification.recipe import ClassificationRecipe
 from polaformer.tasks.running import train
 from polaformer.training import checkpoint, divergence
-from polaformer.training.engine import Engine, taken
+from polaformer.training.engine import Engine, take_batches
 from polaformer.training.freezing import freeze, frozen_names
-from polaformer.training.processes import start
+from polaformer.training.processes import create_accelerator
 
 HIERARCHY = {"patch_size": 1, "dims": (8, 8), "depths": (1, 1), "num_heads": (1, 1), "mlp_ratios": (1.0, 1.0)}
 MODELS: dict[str, dict[str, Any]] = {
@@ -33,7 +33,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def quiet(event: str, record: dict[str, Any]) -> None:
-    """Nobody watches."""
+    """Ignore all events."""
 
 
 def recipe_of(data: str, model: str, **changes: Any) -> ClassificationRecipe:
@@ -41,7 +41,7 @@ def recipe_of(data: str, model: str, **changes: Any) -> ClassificationRecipe:
 
 
 def is_frozen(model: str, name: str) -> bool:
-    """With one stage, or block, frozen."""
+    """Whether the parameter is frozen if one stage (of a DeiT: block) is."""
     first = ("patch_embed.", "pos_embed.", "cls_token", "blocks.0.") if model == "pola_deit_tiny" else ("stages.0.",)
     return name.startswith(first)
 
@@ -103,7 +103,7 @@ def test_a_model_that_does_not_name_its_stages_is_refused() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_frozen_weights_are_the_same_bits_after_training_and_the_others_are_not(name: str, data: str, tmp_path: Path) -> None:
-    """With weight decay, an average of the weights, and gradient checkpointing."""
+    """With weight decay, EMA and gradient checkpointing."""
     recipe = recipe_of(data, name, grad_checkpointing=True)
     before = {one: tensor.clone() for one, tensor in recipe.job().model.named_parameters() if tensor.requires_grad}
     train(recipe, tmp_path / "run", quiet)
@@ -112,7 +112,7 @@ def test_frozen_weights_are_the_same_bits_after_training_and_the_others_are_not(
     for file in ("model.safetensors", "ema.safetensors"):
         after = faults.tensor_bytes(found.files[file])
         same = {one for one, tensor in before.items() if after[one][1] == tensor.detach().numpy().tobytes()}
-        # A DeiT's class token does not see the last convolution over the patches, which so has no gradient.
+        # The last convolution over the patches does not reach a DeiT's class token, so it gets no gradient.
         assert same - {"blocks.1.attn.conv.bias"} == {one for one in before if is_frozen(name, one)}
     memory = faults.tensor_bytes(found.files["optimizer.safetensors"])
     assert not any(is_frozen(name, one) for one in memory)
@@ -121,11 +121,11 @@ def test_frozen_weights_are_the_same_bits_after_training_and_the_others_are_not(
 def test_frozen_modules_stay_in_eval_mode_in_updates_and_in_a_replay(data: str) -> None:
     recipe = recipe_of(data, "pola_deit_tiny")
     job = recipe.job()
-    engine = Engine(job.model, job.objective, recipe, job.steps_per_epoch, start())
+    engine = Engine(job.model, job.objective, recipe, job.steps_per_epoch, create_accelerator())
     seen: list[bool] = []
     for block in engine.inner.blocks:  # type: ignore[union-attr]
         block.register_forward_pre_hook(lambda module, _: seen.extend({one.training for one in module.modules()}))
-    parts = taken(job.training_batches(0, 0, 1), recipe.accumulation)
+    parts = take_batches(job.training_batches(0, 0, 1), recipe.accumulation)
     engine.update(parts, 0)
     engine.inner.eval()
     divergence.replay(engine, parts, {"seed": 0, "step": 0, "rank": 0})

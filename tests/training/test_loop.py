@@ -1,4 +1,4 @@
-"""The loop itself: what it does with losses that are not finite, bad images, precisions, averages, full disks."""
+"""The training loop: losses that are not finite, bad images, precisions, EMA, best weights, full disks."""
 
 import copy
 import errno
@@ -28,7 +28,7 @@ from polaformer.tasks.stored import recipe_of
 from polaformer.training import checkpoint, divergence, journal
 from polaformer.training.engine import Engine, NonFiniteError
 from polaformer.training.loop import Training
-from polaformer.training.processes import start
+from polaformer.training.processes import create_accelerator
 from polaformer.training.run import Run
 
 
@@ -43,7 +43,7 @@ def recipe(data: str) -> ClassificationRecipe:
 
 
 def quiet(event: str, record: dict[str, Any]) -> None:
-    """Nobody watches."""
+    """Ignore all events."""
 
 
 def evaluations(folder: Path) -> list[dict[str, Any]]:
@@ -51,7 +51,7 @@ def evaluations(folder: Path) -> list[dict[str, Any]]:
 
 
 def training_of(recipe: ClassificationRecipe, folder: Path) -> Training:
-    return Training(recipe.job(), recipe, Run.create(folder, {}), start(recipe.precision), quiet, recipe.words)
+    return Training(recipe.job(), recipe, Run.create(folder, {}), create_accelerator(recipe.precision), quiet, recipe.terms)
 
 
 def test_a_run_leaves_all_that_the_user_needs(recipe: ClassificationRecipe, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_run_leaves_all_that_the_user_needs(recipe: ClassificationRecipe, tmp_
 
 
 def test_training_learns(data: str, tmp_path: Path) -> None:
-    """Easy pictures, in a few seconds."""
+    """On easy images, in a few seconds."""
     easy = {
         "mixup": 0.0,
         "cutmix": 0.0,
@@ -89,7 +89,7 @@ def test_training_learns(data: str, tmp_path: Path) -> None:
 
 
 class Poison:
-    """A task whose loss, or a gradient, is not finite at one step."""
+    """An objective whose loss, or one gradient, is not finite at one step."""
 
     def __init__(self, job: ClassificationJob, kind: str, value: float, at: int) -> None:
         self.job, self.kind, self.value, self.at = job, kind, value, at
@@ -138,7 +138,7 @@ def test_what_is_not_finite_stops_before_the_update_and_leaves_the_batch(
 
 
 def test_a_diverged_batch_can_be_replayed(data: str, tmp_path: Path) -> None:
-    """A learning rate that blows the weights up; the same batch breaks again, and so does the run."""
+    """With a learning rate that blows up the weights; the batch diverges again, and so does the resumed run."""
     wild = faults.tiny(data, lr=1e30, warmup_lr=1e30, warmup_epochs=0, min_lr=0.0, clip_norm=None, ema_decay=None)
     with pytest.raises(DivergedError) as caught:
         train(wild, tmp_path / "run", quiet)
@@ -151,7 +151,7 @@ def test_a_diverged_batch_can_be_replayed(data: str, tmp_path: Path) -> None:
 
 
 def test_a_replay_gives_the_loss_and_gradient_of_the_update_each_time(recipe: ClassificationRecipe, tmp_path: Path) -> None:
-    """Mixup included: what is left behind is the batch before it, and it is mixed in the same way again."""
+    """Including mixup: the batch is saved before mixing, and mixed in the same way again."""
     training = training_of(replace(recipe, clip_norm=None), tmp_path / "run")
     assert training.job.objective.mixup is not None
     batches = training.job.training_batches(0, 0, 1)
@@ -160,7 +160,7 @@ def test_a_replay_gives_the_loss_and_gradient_of_the_update_each_time(recipe: Cl
     training.engine.optimizer.step = lambda: None
     update = training.engine.update(parts, 0)
     error = NonFiniteError(update.loss, update.grad_norm, update.lr, True)
-    left = divergence.leave_behind(tmp_path, parts, ["a"] * 16, error, about)
+    left = divergence.save_diverged_batch(tmp_path, parts, ["a"] * 16, error, about)
     stored, known = divergence.read(left, LabelledImages)
     for _ in range(2):
         again = divergence.replay(training.engine, stored, known)
@@ -197,7 +197,7 @@ def test_bad_images_are_skipped_counted_and_listed_if_so_asked(workers: int, tmp
 
 
 def test_bad_images_of_an_epoch_that_the_training_ends_within_are_listed_at_its_end(tmp_path: Path) -> None:
-    """Seven updates an epoch."""
+    """Seven updates per epoch."""
     recipe = replace(of_folder(write_folder(tmp_path / "images", broken=1), 0), on_bad_image="skip", max_bad_share=0.1)
     train(replace(recipe, steps=13), tmp_path / "run", quiet)
     listed = [line for line in journal.read(tmp_path / "run") if line["kind"] == "bad images"]
@@ -228,7 +228,7 @@ def test_a_worker_that_the_system_ends_is_one_error_and_nothing_is_lost(recipe: 
             for child in psutil.Process().children():
                 if "forkserver" not in " ".join(child.cmdline()):
                     child.kill()
-                    child.wait()  # where PyTorch's own signal handler would raise an error, in the middle of an update
+                    child.wait()  # PyTorch's signal handler would raise an error here, in the middle of an update
 
     with pytest.raises(DataError, match=r"a process that reads data was ended by the system.*--num-workers.*saved at step"):
         train(replace(recipe, num_workers=1, epochs=40, warmup_epochs=1, save_every=1000), tmp_path / "run", kill_workers)
@@ -267,7 +267,7 @@ def test_a_full_disk_is_one_error_and_the_older_checkpoints_are_intact(
 def test_the_journal_is_on_the_disk_before_a_checkpoint_that_counts_its_bytes(
     recipe: ClassificationRecipe, tmp_path: Path
 ) -> None:
-    """Else a power cut could leave a checkpoint that knows of more lines than there are, which is refused."""
+    """Otherwise a power cut could leave a checkpoint that expects more lines than the journal has, which is refused."""
     calls: list[tuple[str, str]] = []
 
     def noted(who: str) -> faults.Counting:
@@ -285,7 +285,7 @@ def test_the_journal_is_on_the_disk_before_a_checkpoint_that_counts_its_bytes(
 
 def test_two_processes_cannot_train_one_run(recipe: ClassificationRecipe, tmp_path: Path) -> None:
     training = training_of(recipe, tmp_path / "run")
-    with training.run.alone(), pytest.raises(SettingsError, match="is being trained by another process"):
+    with training.run.lock(), pytest.raises(SettingsError, match="is being trained by another process"):
         training.train()
 
 
@@ -358,7 +358,7 @@ def test_every_option_trains_and_resumes_to_the_same_bits(
 def test_a_budget_of_updates_ends_within_an_epoch_with_a_line_an_evaluation_and_a_checkpoint(
     recipe: ClassificationRecipe, tmp_path: Path
 ) -> None:
-    """Ten updates an epoch."""
+    """Ten updates per epoch."""
     changes = {"steps": 13, "eval_every_steps": 6, "save_every": None, "save_every_epochs": 2, "log_every": 5}
     train(replace(recipe, **changes), tmp_path / "run", quiet)
     lines = [(line["kind"], line["step"]) for line in journal.read(tmp_path / "run")]
@@ -368,20 +368,20 @@ def test_a_budget_of_updates_ends_within_an_epoch_with_a_line_an_evaluation_and_
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({}, "a longer --warmup-epochs or a --clip-norm may help"),
         ({"steps": 40, "warmup_steps": 0, "clip_value": 1e30}, "a longer --warmup-steps or a smaller --clip-value may help"),
     ],
 )
-def test_a_diverged_run_names_the_options_in_use(changes: dict[str, Any], told: str, data: str, tmp_path: Path) -> None:
+def test_a_diverged_run_names_the_options_in_use(changes: dict[str, Any], message: str, data: str, tmp_path: Path) -> None:
     wild: dict[str, Any] = {"lr": 1e30, "warmup_lr": 1e30, "warmup_epochs": 0, "min_lr": 0.0, "clip_norm": None}
-    with pytest.raises(DivergedError, match=told):
+    with pytest.raises(DivergedError, match=message):
         train(faults.tiny(data, ema_decay=None, **wild | changes), tmp_path / "run", quiet)
 
 
 def test_parts_of_a_batch_give_the_gradient_of_the_whole(data: str, tmp_path: Path) -> None:
-    """Accumulation; and what it is compared with is clipped in the same way."""
+    """Gradient accumulation; the gradient of the whole batch is clipped in the same way."""
     plain = faults.tiny(data, precision="fp64", mixup=0.0, cutmix=0.0, drop_path_rate=0.0, accumulation=1, clip_norm=0.1)
     norms = []
     for number, accumulation in enumerate((1, 2, 4)):
@@ -404,14 +404,14 @@ def test_the_average_of_weights_is_what_is_evaluated_and_shipped(recipe: Classif
 def test_the_throwaway_pass_of_several_processes_leaves_the_statistics_of_batch_norm_alone(
     recipe: ClassificationRecipe, tmp_path: Path
 ) -> None:
-    """It is made at every start, so a resumed run would count one batch more than an uninterrupted one."""
+    """The pass happens at every start, so a resumed run would count one batch more than an uninterrupted one."""
     batches = recipe.job().training_batches(0, 0, 1)
     parts = [next(batches) for _ in range(recipe.accumulation)]
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 10))
     found = []
     for is_warm in (True, False):
         settings = replace(recipe, ema_decay=None)
-        engine = Engine(copy.deepcopy(model), CrossEntropy(10), settings, 10, start())
+        engine = Engine(copy.deepcopy(model), CrossEntropy(10), settings, 10, create_accelerator())
         engine._is_warm = is_warm
         engine.update(parts, 0)
         found.append(engine.inner.state_dict())
@@ -423,7 +423,7 @@ def test_the_throwaway_pass_of_several_processes_leaves_the_statistics_of_batch_
 def test_the_best_weights_are_evaluated_again_and_shipped_where_the_recipe_says_so(
     ema_decay: float | None, recipe: ClassificationRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The accuracies are made up, so that the second of five evaluations is the best."""
+    """With invented accuracies, of which the second of five is the best."""
     honest, made_up = Counts.record, iter([10.0, 30.0, 20.0, 30.0, 25.0, 77.0])
     monkeypatch.setattr(Counts, "record", lambda self: honest(self) | {"accuracy": next(made_up)})
     training = training_of(replace(recipe, ship="best", eval_every_steps=2, ema_decay=ema_decay), tmp_path / "run")
@@ -453,7 +453,7 @@ def test_the_last_weights_are_shipped_by_default_and_no_others_are_kept(recipe: 
 
 
 def test_the_average_of_weights_begins_with_those_of_the_second_update(recipe: ClassificationRecipe, tmp_path: Path) -> None:
-    """The weights that a run starts from are no part of it."""
+    """The initial weights of a run are not part of the EMA."""
     engine = (training := training_of(recipe, tmp_path / "run")).engine
     batches = training.job.training_batches(0, 0, 1)
     average: dict[str, torch.Tensor] = {}
@@ -478,7 +478,7 @@ def test_fp16_without_a_gpu_is_refused_before_anything_is_written(recipe: Classi
 def test_an_optimiser_that_cannot_be_used_or_saved_is_refused_before_the_work(
     name: str, recipe: ClassificationRecipe, tmp_path: Path
 ) -> None:
-    # kron compiles its step, for which a compiler would be started; without it, it is refused for the same reason.
+    # kron would start a compiler for its step; run eagerly, it is refused for the same reason.
     with torch.compiler.set_stance("force_eager"), pytest.raises(SettingsError, match="optimizer is"):
         train(replace(recipe, optimizer=name), tmp_path / "run", quiet)
     assert not (tmp_path / "run").exists()
@@ -506,7 +506,7 @@ def test_a_shorter_journal_than_the_checkpoint_knows_is_an_error(recipe: Classif
 
 
 def write_folder(root: Path, broken: int = 0) -> Path:
-    """Dark and light pictures, 24 of each to train and 4 to test on, of noise and of several sizes."""
+    """Dark and light noise images of several sizes, 24 of each for training and 4 for validation."""
     draws = np.random.default_rng(0)
     for part, number in (("train", 24), ("val", 4)):
         for name, level in (("dark", 0), ("light", 128)):
@@ -521,7 +521,7 @@ def write_folder(root: Path, broken: int = 0) -> Path:
 
 
 def of_folder(folder: Path, workers: int) -> ClassificationRecipe:
-    """Two epochs; all images of an epoch are used."""
+    """A recipe of two epochs whose batch size divides the number of images, so that every epoch uses all of them."""
     number = len(open_data(str(folder)).train)
     small = {"accumulation": 1, "mixup": 0.0, "cutmix": 0.0, "epochs": 2, "save_every": 100, "log_every": 100}
     colours = {"mean": (0.5,) * 3, "std": (0.3,) * 3}

@@ -1,4 +1,4 @@
-"""Groups of parameters: which are decayed, and how the learning rate decays with depth; gradients that are clipped."""
+"""Parameter groups (weight decay, layer decay), optimiser state, and gradient clipping."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +12,16 @@ import faults
 from polaformer.backbones import create_model
 from polaformer.errors import SettingsError
 from polaformer.tasks.classification.recipe import ClassificationRecipe
-from polaformer.training.engine import Engine, taken
-from polaformer.training.optim import Schedule, check_trainable, create_optimizer, parameter_groups, restore_state, state_of
-from polaformer.training.processes import start
+from polaformer.training.engine import Engine, take_batches
+from polaformer.training.optim import (
+    Schedule,
+    check_trainable,
+    create_optimizer,
+    optimizer_state,
+    parameter_groups,
+    restore_optimizer_state,
+)
+from polaformer.training.processes import create_accelerator
 from polaformer.training.settings import Settings
 
 HIERARCHY = {"dims": (8, 16), "depths": (2, 1), "num_heads": (1, 2)}
@@ -41,7 +48,7 @@ def by_name(model: nn.Module, settings: Settings) -> dict[str, dict[str, float]]
 
 
 def depth_of(model: str, name: str) -> int:
-    """The layer of a parameter, counted from the patch embedding, of the small models: three blocks between stem and head."""
+    """The layer of a parameter of the small models, counted from the patch embedding; three blocks between stem and head."""
     if name.startswith("head."):
         return 4
     if name.startswith("norm."):
@@ -51,7 +58,7 @@ def depth_of(model: str, name: str) -> int:
     _, stage, part, number = name.split(".")[:4]
     if part == "blocks":
         return 1 + 2 * int(stage) + int(number)
-    return 3 if stage == "1" else 0  # the embedding of a later stage belongs to its first block
+    return 3 if stage == "1" else 0  # the patch embedding of a later stage belongs to its first block
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -74,8 +81,8 @@ def test_patterns_spare_parameters_in_addition_to_the_rule(name: str, layer_deca
     after = by_name(model, replace(settings, no_decay=("*.power", "head*", "*.norm*")))
     for one, parameter in model.named_parameters():
         if one in before:
-            spared = parameter.ndim <= 1 or one.endswith(".bias") or one in model.no_weight_decay()  # type: ignore[operator]
-            assert spared or before[one]["weight_decay"] == 0.05 or "relative_positions" in one
+            exempt = parameter.ndim <= 1 or one.endswith(".bias") or one in model.no_weight_decay()  # type: ignore[operator]
+            assert exempt or before[one]["weight_decay"] == 0.05 or "relative_positions" in one
             wanted = 0.0 if one.endswith(".power") or one.startswith("head") else before[one]["weight_decay"]
             assert after[one]["weight_decay"] == wanted, one
     assert before["head.weight"]["weight_decay"] == 0.05
@@ -91,7 +98,7 @@ def test_layer_decay_decays_the_same_weights_as_none(name: str) -> None:
 
 
 class Wide(nn.Module):
-    """A model whose bias is no vector."""
+    """A model whose bias is not a vector."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +121,7 @@ def test_a_pattern_that_matches_nothing_is_refused_before_training() -> None:
         create_optimizer(model, Settings(no_decay=("*relative_position_bias*", "*.bias", "no.such")))
     assert len(caught.value.problems) == 2
     assert "no_decay has '*relative_position_bias*', which matches no parameter of Swin; " in caught.value.problems[0]
-    assert "* stands for anything" in caught.value.problems[0]
+    assert "* matches anything" in caught.value.problems[0]
 
 
 def test_layer_decay_of_a_model_that_does_not_name_its_layers_is_refused() -> None:
@@ -129,7 +136,7 @@ def test_nothing_to_train_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
 def test_memory_and_rates_of_many_groups_are_restored_to_the_last_bit(name: str) -> None:
-    """Momentum and betas are set before each update; what the optimiser remembers of its gradients is saved."""
+    """Momentum and betas are set before each update; the state of the optimiser is saved."""
     settings = Settings(
         optimizer=name, schedule="one-cycle", momentum_cycle=(0.9, 0.7), layer_decay=0.6, steps=9, warmup_steps=3, lr=0.1
     )
@@ -154,7 +161,7 @@ def test_memory_and_rates_of_many_groups_are_restored_to_the_last_bit(name: str)
             update(step, *stopped)
     model, optimizer, schedule = made()
     model.load_state_dict(stopped[0].state_dict())
-    restore_state(optimizer, model, *state_of(stopped[1], stopped[0]))
+    restore_optimizer_state(optimizer, model, *optimizer_state(stopped[1], stopped[0]))
     for step in range(3, 6):
         update(step, model, optimizer, schedule)
     assert len(optimizer.param_groups) >= 9
@@ -168,16 +175,16 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> ClassificationRecipe:
 
 
 def gradients(recipe: ClassificationRecipe) -> tuple[float, dict[str, torch.Tensor]]:
-    """The reported norm of the first update's gradient, and the gradients that the optimiser gets."""
+    """The reported gradient norm of the first update, and the gradients that the optimiser receives."""
     job = recipe.job()
-    engine = Engine(job.model, job.objective, recipe, job.steps_per_epoch, start())
+    engine = Engine(job.model, job.objective, recipe, job.steps_per_epoch, create_accelerator())
     found: dict[str, torch.Tensor] = {}
 
     def keep() -> None:
         found.update({name: one.grad.clone() for name, one in engine.inner.named_parameters() if one.grad is not None})
 
     engine.optimizer.step = keep
-    return engine.update(taken(job.training_batches(0, 0, 1), recipe.accumulation), 0).grad_norm, found
+    return engine.update(take_batches(job.training_batches(0, 0, 1), recipe.accumulation), 0).grad_norm, found
 
 
 def test_gradients_are_clipped_by_value_and_the_norm_is_that_before(recipe: ClassificationRecipe, tmp_path: Path) -> None:

@@ -18,13 +18,13 @@ TOLERANCE = 1e-12
 
 
 def gradients_of_a_step(recipes: dict[str, ClassificationRecipe], step: int, target: str) -> None:
-    """Writes the gradients that an update of each recipe is made with, from one of several processes."""
-    from polaformer.training.engine import Engine, taken
-    from polaformer.training.processes import start
+    """Write the gradients of an update of each recipe; runs in each of several processes."""
+    from polaformer.training.engine import Engine, take_batches
+    from polaformer.training.processes import create_accelerator
 
     found: dict[str, torch.Tensor] = {}
     for key, recipe in recipes.items():
-        job, accelerator = recipe.job(), start(recipe.precision)
+        job, accelerator = recipe.job(), create_accelerator(recipe.precision)
         engine = Engine(job.model, job.objective, recipe, job.steps_per_epoch, accelerator)
 
         def keep(key: str = key, engine: Engine = engine) -> None:
@@ -33,20 +33,20 @@ def gradients_of_a_step(recipes: dict[str, ClassificationRecipe], step: int, tar
 
         engine.optimizer.step = keep
         batches = job.training_batches(step, accelerator.process_index, accelerator.num_processes)
-        update = engine.update(taken(batches, recipe.accumulation), step)
+        update = engine.update(take_batches(batches, recipe.accumulation), step)
         found[f"{key}/loss"] = torch.tensor(update.loss, dtype=torch.float64)
     if accelerator.is_main_process:
         save_file(found, target)
 
 
 def counts_of_processes(recipe: ClassificationRecipe, sizes: tuple[int, ...], target: str) -> None:
-    """Writes what an evaluation counts on the first images of the data, for several numbers of them."""
+    """Write the evaluation counts of the first `size` images, for several sizes."""
     from polaformer.data.sources.opening import Data, Part
     from polaformer.tasks.classification.job import ClassificationJob
     from polaformer.training.evaluation import count
-    from polaformer.training.processes import start
+    from polaformer.training.processes import create_accelerator
 
-    accelerator = start("fp32")
+    accelerator = create_accelerator("fp32")
     found: dict[str, torch.Tensor] = {}
     for size in sizes:
         whole = recipe.job().data
@@ -61,7 +61,7 @@ def counts_of_processes(recipe: ClassificationRecipe, sizes: tuple[int, ...], ta
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> ClassificationRecipe:
-    """In float64; draws that differ between processes by design, of mixup and drop path, are left out."""
+    """In float64, without mixup and drop path, whose draws differ between processes by design."""
     data = faults.write_data(tmp_path_factory.mktemp("data") / "digits.npz")
     return faults.tiny(data, precision="fp64", mixup=0.0, cutmix=0.0, drop_path_rate=0.0, accumulation=1, clip_norm=None)
 
@@ -75,7 +75,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def gradients(recipe: ClassificationRecipe, target: Path, processes: int, accumulation: int) -> dict[str, torch.Tensor]:
-    """Those of every model, by "model/parameter"."""
+    """The gradients of every model, by "model/parameter"."""
     recipes = {name: replace(recipe, model=name, accumulation=accumulation, **changes) for name, changes in MODELS.items()}
     faults.call(gradients_of_a_step, recipes, 3, str(target), processes=processes, port=free_port())
     return load_file(target)
@@ -118,13 +118,13 @@ def test_evaluation_counts_are_equal_whatever_the_number_of_processes(recipe: Cl
 
 
 def update_of_a_resumed_engine(recipe: ClassificationRecipe, target: str) -> None:
-    """Writes the weights after three updates, of an engine that made all and of one that resumed after the second."""
-    from polaformer.training.engine import Engine, Progress, taken
-    from polaformer.training.processes import start
+    """Write the weights after three updates of an uninterrupted engine and of one that resumed after the second update."""
+    from polaformer.training.engine import Engine, Progress, take_batches
+    from polaformer.training.processes import create_accelerator
 
-    job, accelerator = recipe.job(), start(recipe.precision)
+    job, accelerator = recipe.job(), create_accelerator(recipe.precision)
     batches = job.training_batches(0, accelerator.process_index, accelerator.num_processes)
-    parts = [taken(batches, recipe.accumulation) for _ in range(3)]
+    parts = [take_batches(batches, recipe.accumulation) for _ in range(3)]
     whole = Engine(job.model, job.objective, recipe, job.steps_per_epoch, accelerator)
     for step in range(2):
         whole.update(parts[step], step)
@@ -142,7 +142,7 @@ def update_of_a_resumed_engine(recipe: ClassificationRecipe, target: str) -> Non
 def test_the_first_update_of_three_resumed_processes_adds_gradients_in_the_same_order(
     recipe: ClassificationRecipe, tmp_path: Path
 ) -> None:
-    """Of two, any order is the same; from three on the last bit tells, and it is the first one that could differ."""
+    """The sum of two gradients does not depend on their order, that of three does; only the first update could differ."""
     single = replace(recipe, precision="fp32", batch_size=12)
     faults.call(update_of_a_resumed_engine, single, str(tmp_path / "found"), processes=3, port=free_port())
     found = load_file(tmp_path / "found")
@@ -152,7 +152,7 @@ def test_the_first_update_of_three_resumed_processes_adds_gradients_in_the_same_
 
 
 def unreadable_of_processes(folder: str, target: str) -> None:
-    """Writes what an evaluation could not read."""
+    """Write the images that an evaluation could not read."""
     from polaformer.data.labelled_images import ImageReader
     from polaformer.data.order import Share
     from polaformer.data.samples import Samples, batches
@@ -160,9 +160,9 @@ def unreadable_of_processes(folder: str, target: str) -> None:
     from polaformer.data.transforms import Preprocessing
     from polaformer.tasks.classification.objective import CrossEntropy
     from polaformer.training.evaluation import count
-    from polaformer.training.processes import start
+    from polaformer.training.processes import create_accelerator
 
-    accelerator, source = start("fp32"), open_data(folder).val
+    accelerator, source = create_accelerator("fp32"), open_data(folder).val
     transform = Preprocessing((8, 8), (0.5,), (0.5,)).transform()
     samples = Samples(ImageReader(source, transform, channels=1), seed=0, on_bad="skip", replace=False)
     read = batches(samples, Share(len(source), 2, accelerator.process_index, accelerator.num_processes))

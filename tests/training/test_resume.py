@@ -1,4 +1,4 @@
-"""Rows C1, C2, C4 and C7: a run that is killed anywhere goes on as if it had not been, to the last bit."""
+"""Rows C1, C2, C4 and C7: a run that is killed anywhere resumes bit-for-bit."""
 
 import os
 import random
@@ -23,7 +23,7 @@ faults_only = pytest.mark.faults
 
 
 def calls_of_each_save() -> list[int]:
-    """How many system calls the saves of a whole run make, one after the other; counted on saves of the same files."""
+    """The number of system calls of each save of a whole run, counted on saves of files of the same names."""
     import tempfile
 
     from polaformer.training import checkpoint
@@ -45,12 +45,12 @@ PRUNING_SAVE = range(sum(CALLS[:4]) + 1, sum(CALLS[:5]) + 1)
 
 
 def sampled(values: range, every: int) -> list[Any]:
-    """Every so many in the default suite, the others in `make test-faults`."""
+    """One of `every` values for the default suite, the others for `make test-faults`."""
     return [pytest.param(value, marks=() if place % every == every // 2 else faults_only) for place, value in enumerate(values)]
 
 
 class Reference:
-    """The uninterrupted run, once for each number of processes."""
+    """The uninterrupted run, made once per number of processes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -71,7 +71,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 
 
 def assert_resumes(reference: Reference, run: Path, processes: int = 1) -> None:
-    """Resumed, the run comes to the very end that the uninterrupted one came to, and leaves nothing half done."""
+    """Resume the run; its outcome must equal that of the uninterrupted run, with no partial checkpoints left."""
     codes = faults.run(run, reference.recipe, processes=processes, port=free_port())
     assert codes == [0] * processes, faults.errors(run)
     found, wanted = faults.outcome(run), reference.outcome(processes)
@@ -132,7 +132,7 @@ def test_resume_after_a_kill_at_a_random_instant(instant: int, reference: Refere
 @pytest.mark.parametrize("kill", sampled(range(1, faults.STEPS, 2), 20))
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=faults_only), 1])
 def test_resume_of_two_processes_after_one_was_killed(kill: int, rank: int, reference: Reference, tmp_path: Path) -> None:
-    """The other one ends too, and soon."""
+    """The other process soon ends too."""
     begun = time.monotonic()
     codes = faults.run(tmp_path / "run", reference.recipe, Kill("update", kill, rank), processes=2, port=free_port())
     assert codes[rank] == -signal.SIGKILL
@@ -160,7 +160,7 @@ def test_resume_of_two_processes_after_both_were_killed(instant: int, reference:
 @pytest.mark.parametrize("step", sampled(range(1, 41, 2), 20))
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_finishes_the_step_saves_and_resumes(number: int, step: int, reference: Reference, tmp_path: Path) -> None:
-    """The state is that of the very step, whatever the interval of checkpoints, and the exit code the usual one."""
+    """The saved state is that of the step, whatever the checkpoint interval; the exit code is the usual 128 + signal."""
     run = tmp_path / "run"
     begun = time.monotonic()
     codes = faults.run(run, reference.recipe, Kill("update", step, signal=number))
@@ -205,7 +205,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_set_aside(reference: Reference,
 
 
 def resume_where_the_second_process_lacks_the_newest(folder: str, elsewhere: str) -> None:
-    """Two processes with a folder each; writes what each of them is told."""
+    """Two processes with separate directories; write the error message that each gets."""
     rank = os.environ["RANK"]
     with pytest.raises(DataError) as caught:
         resume(Path(elsewhere if rank == "1" else folder), lambda event, record: None)
@@ -213,7 +213,7 @@ def resume_where_the_second_process_lacks_the_newest(folder: str, elsewhere: str
 
 
 def test_processes_that_see_different_checkpoints_refuse_to_go_on(reference: Reference, tmp_path: Path) -> None:
-    """Nodes that do not share the folder: one would go on from a state that the others do not have."""
+    """If nodes do not share the directory, one would resume from a state that the others do not have."""
     reference.outcome()
     folders = tmp_path / "run", tmp_path / "elsewhere"
     for folder in folders:
@@ -222,9 +222,9 @@ def test_processes_that_see_different_checkpoints_refuse_to_go_on(reference: Ref
     two = {"processes": 2, "port": free_port()}
     faults.call(resume_where_the_second_process_lacks_the_newest, *map(str, folders), **two)
     for rank in (0, 1):
-        told = (tmp_path / f"run-{rank}").read_text()
-        assert "processes see different checkpoints" in told
-        assert "(step-000000040, step-000000035); all nodes must share the folder" in told
+        message = (tmp_path / f"run-{rank}").read_text()
+        assert "processes see different checkpoints" in message
+        assert "(step-000000040, step-000000035); all nodes must share the directory" in message
 
 
 def test_a_finished_run_can_be_resumed_and_stays_the_same(reference: Reference, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Learning rates and momenta against timm's and PyTorch's schedulers, mmcv's formulas and numbers written out."""
+"""Learning rates and momenta against timm's and PyTorch's schedulers, mmcv's formulas and explicit numbers."""
 
 from math import cos, isclose, pi
 from typing import Any
@@ -32,7 +32,7 @@ def one_parameter(kind: type[torch.optim.Optimizer] = torch.optim.AdamW, **optio
 
 
 def stepped(scheduler: Any, steps: int, read: Any) -> list[Any]:
-    """What the scheduler makes of its optimiser before each of so many updates."""
+    """What `read` returns for the optimiser's group before each of `steps` updates."""
     found = []
     for _ in range(steps):
         found.append(read(scheduler.optimizer.param_groups[0]))
@@ -83,13 +83,19 @@ def test_cosine_is_its_formula() -> None:
     assert found == pytest.approx(wanted, rel=1e-14)
 
 
-LONG_RANGE_ARENA = [(1e-4, 1000), (1e-4, 80), (2e-4, 800), (2e-4, 312), (1e-4, 175)]  # rate and warm-up of 50,000 updates
+LONG_RANGE_ARENA = [
+    (1e-4, 1000),
+    (1e-4, 80),
+    (2e-4, 800),
+    (2e-4, 312),
+    (1e-4, 175),
+]  # peak and warm-up of 50,000 updates
 
 
 @pytest.mark.filterwarnings("ignore:To get the last learning rate")
 @pytest.mark.parametrize(("lr", "warmup"), LONG_RANGE_ARENA)
 def test_one_cycle_of_the_long_range_arena_is_pytorchs(lr: float, warmup: int) -> None:
-    """OneCycleLR(max_lr=lr, pct_start=warmup / steps, anneal_strategy="linear", total_steps=steps), asked at some updates."""
+    """OneCycleLR(max_lr=lr, pct_start=warmup / steps, anneal_strategy="linear", total_steps=steps), at some updates."""
     steps = 50_000
     optimizer = one_parameter(lr=lr)
     wanted = OneCycleLR(optimizer, max_lr=lr, pct_start=warmup / steps, anneal_strategy="linear", total_steps=steps)
@@ -143,7 +149,7 @@ def test_one_cycle_is_pytorchs(anneal: str, steps: int, warmup: int, kind: type[
 
 
 def test_one_cycle_may_begin_or_end_at_its_peak() -> None:
-    """With one update of warm-up, and with nothing but warm-up; PyTorch divides by zero there."""
+    """With one update of warm-up, and with only warm-up; PyTorch divides by zero in both cases."""
     cycle: dict[str, Any] = {"schedule": "one-cycle", "anneal": "linear", "lr": 1.0, "warmup_lr": 0.2, "min_lr": 0.0}
     assert rates(steps=5, warmup_steps=1, **cycle) == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.0])
     assert rates(2, steps=5, warmup_steps=5, cooldown_epochs=1, **cycle) == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 0.0, 0.0])
@@ -158,7 +164,7 @@ def test_one_cycle_rises_falls_and_stays() -> None:
 
 
 def mmcv_linear_warmup(rate: float, step: int, warmup: int, ratio: float) -> float:
-    """LrUpdaterHook.get_warmup_lr of mmcv, for warmup="linear"."""
+    """mmcv's LrUpdaterHook.get_warmup_lr for warmup="linear"."""
     if step >= warmup:
         return rate
     k = (1 - step / warmup) * (1 - ratio)
@@ -167,7 +173,7 @@ def mmcv_linear_warmup(rate: float, step: int, warmup: int, ratio: float) -> flo
 
 @pytest.mark.parametrize(("power", "last"), [(0.9, 0.0), (1.0, 0.0), (2.5, 1e-5)])
 def test_polynomial_is_mmcvs(power: float, last: float) -> None:
-    """PolyLrUpdaterHook, with the 1,500 updates of warm-up from a millionth of the Swin segmentation, scaled down."""
+    """PolyLrUpdaterHook with the warm-up of Swin segmentation (1,500 updates from lr / 1e6), scaled down."""
     lr, steps, warmup = 6e-5, 160, 15
     found = rates(
         schedule="polynomial", poly_power=power, steps=steps, warmup_steps=warmup, lr=lr, warmup_lr=6e-11, min_lr=last
@@ -191,7 +197,7 @@ def test_polynomial_stays_at_the_smallest_rate() -> None:
 
 @pytest.mark.parametrize(("epochs", "milestones"), [(12, (8, 11)), (36, (27, 33))])
 def test_multi_step_of_detection_drops_tenfold_at_its_epochs(epochs: int, milestones: tuple[int, int]) -> None:
-    """Schedules 1x and 3x of mmdetection: 500 updates of warm-up from a thousandth."""
+    """mmdetection's schedules 1x and 3x, with 500 updates of warm-up from lr / 1000."""
     per_epoch, lr = 600, 1e-4
     found = rates(
         per_epoch, schedule="multi-step", epochs=epochs, milestones=milestones, warmup_steps=500, lr=lr, warmup_lr=1e-7

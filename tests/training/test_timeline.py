@@ -1,4 +1,4 @@
-"""When a training logs, evaluates, saves and ends."""
+"""When a training run logs, evaluates, saves and ends."""
 
 import subprocess
 import sys
@@ -16,8 +16,8 @@ def timeline(**changes: Any) -> Timeline:
     return Timeline(Settings(**{"epochs": 4, "warmup_epochs": 1, "log_every": 3} | changes), PER_EPOCH)
 
 
-def steps_where(told: Any, end: int) -> list[int]:
-    return [step for step in range(1, end + 1) if told(step)]
+def steps_where(is_due: Any, end: int) -> list[int]:
+    return [step for step in range(1, end + 1) if is_due(step)]
 
 
 def test_times_and_schedules_are_known_without_pytorch() -> None:
@@ -89,18 +89,18 @@ def test_an_epoch_that_the_training_ends_within_ends_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
-        ({"warmup_steps": 29}, "warmup_steps is 29, but the schedule has only 28; give --warmup-steps of at most 28"),
-        ({"steps": 6}, "warmup_epochs is 1, which are 7 updates of these data, but the schedule has only 6"),
-        ({"steps": 7, "cooldown_epochs": 2}, "cooldown_epochs is 2, which are 14 updates of these data, more than the 7"),
+        ({"warmup_steps": 29}, "warmup_steps is 29, but the schedule has only 28; give --warmup-steps ≤ 28"),
+        ({"steps": 6}, "warmup_epochs is 1, which is 7 updates with this data, but the schedule has only 6"),
+        ({"steps": 7, "cooldown_epochs": 2}, "cooldown_epochs is 2, which is 14 updates with this data, more than the 7"),
     ],
 )
-def test_what_only_the_data_show_to_be_wrong_is_told(changes: dict[str, Any], told: str) -> None:
+def test_what_only_the_data_show_to_be_wrong_is_told(changes: dict[str, Any], message: str) -> None:
     found = timeline(**changes)
     assert found.settings.problems() == []
     [problem] = found.problems()
-    assert told in problem
+    assert message in problem
 
 
 @pytest.mark.parametrize("changes", [{}, {"warmup_steps": 28}, {"steps": 7}, {"epochs": 1, "cooldown_epochs": 9}])

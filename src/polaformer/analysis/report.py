@@ -20,7 +20,7 @@ from polaformer.analysis.training_figures import lines
 from polaformer.bench.machine import fingerprint
 from polaformer.regular_files import write_whole, writing
 from polaformer.tasks.figures import AttentionOn, Confusion, Figure, Predictions, Rows, Text
-from polaformer.training.words import Words
+from polaformer.training.metric import TaskTerms
 
 MOST_WEIGHTS = 50_000_000  # entries of one map: 200 MB
 ENOUGH_WEIGHTS = 100_000_000  # entries of the maps of all images: some seconds
@@ -76,7 +76,7 @@ class RunResult:
 
     name: str  # "PolaFormer", "softmax twin", or the recipe's
     parameters: int
-    words: Words
+    terms: TaskTerms
     split: str  # what the record and the summary are of
     record: dict[str, Any]  # of the counts
     summary: dict[str, str]  # likewise, for people
@@ -138,7 +138,7 @@ def _results(runs: Sequence[RunResult]) -> str:
     table = _table(columns, [[row.get(name, "–") for name in columns] for row in rows], "numbers")
     unreadable, samples = max(run.num_unreadable for run in runs), max(run.record["samples"] for run in runs)
     left_out = f"; {unreadable} could not be read and are left out" if unreadable else ""
-    note = f"On {samples:,} {_split(runs[0])} {runs[0].words.noun}{left_out}. "
+    note = f"On {samples:,} {_split(runs[0])} {runs[0].terms.sample_noun}{left_out}. "
     if any(run.attention for run in runs):
         note += "Entropy: mean over blocks and streams; less is sharper, uniform attention is 100 %."
     return table + f'<p class="soft">{_text(note)}</p>'
@@ -162,7 +162,7 @@ def _split(run: RunResult) -> str:
 
 
 def _curves(runs: Sequence[RunResult]) -> str:
-    metric = runs[0].words.metric
+    metric = runs[0].terms.metric
     journals = {run.name: run.journal for run in runs}
     found = {run.name: lines(run.journal, "eval") for run in runs}
     ends = [f"{name} ends at {metric.text(of[-1][metric.name])}" for name, of in found.items() if of]
@@ -194,7 +194,7 @@ def _drawn(run: RunResult, figure: Figure | None) -> str:
 
 def _confusion(run: RunResult, figure: Confusion) -> str:
     right, samples = int(figure.counts.trace()), int(figure.counts.sum())
-    about = f"{right:,} of {samples:,} {_split(run)} {run.words.noun} are right."
+    about = f"{right:,} of {samples:,} {_split(run)} {run.terms.sample_noun} are right."
     if len(figure.classes) > training_figures.MOST_IN_MATRIX:
         caption = f"The pairs most often confused, true class → predicted class. {about}"
     else:

@@ -14,7 +14,7 @@ from torch import Tensor
 from polaformer.analysis.attention_maps import BlockRow
 from polaformer.analysis.figures import COLOURS, new_figure, style
 from polaformer.tasks.figures import Sample
-from polaformer.training.words import Metric
+from polaformer.training.metric import Metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

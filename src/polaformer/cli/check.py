@@ -86,7 +86,7 @@ class Check:
 
             def begin(number: int) -> Advance:
                 bar = stack.enter_context(progress_bar())
-                shown = bar.add_task(f"reading {task.recipe.words.noun}", total=number)
+                shown = bar.add_task(f"reading {task.recipe.terms.sample_noun}", total=number)
                 return lambda: bar.advance(shown)
 
             audit = task.check(self.inputs[0], options, known, begin)

@@ -56,7 +56,7 @@ class Evaluate:
         from polaformer.tasks.running import run_around
         from polaformer.tasks.stored import recipe_of
         from polaformer.training.evaluation import count
-        from polaformer.training.processes import start
+        from polaformer.training.processes import create_accelerator
 
         around = run_around(trained.given)
         if around is None and options.data is None:
@@ -64,7 +64,7 @@ class Evaluate:
         predictor = trained.task.predictor(trained.weights)
         recipe = recipe_of(around)[1] if around is not None and options.data is None else None
         evaluation = predictor.evaluation(options, recipe)
-        accelerator = start(options.precision)
+        accelerator = create_accelerator(options.precision)
         mine = accelerator.process_index, accelerator.num_processes
         with progress_bar() as bar:
             task = bar.add_task(f"evaluating {options.split}", total=evaluation.num_batches(*mine))
@@ -75,7 +75,7 @@ class Evaluate:
         return 0
 
     def _report(self, counts: Any, trained: Trained, split: str, about: dict[str, Any]) -> None:
-        record, noun = counts.record(), trained.task.recipe.words.noun
+        record, noun = counts.record(), trained.task.recipe.terms.sample_noun
         if self.json:
             known = {"command": "eval", "checkpoint": str(trained.weights), "split": split, **about}
             known |= {"unreadable": len(counts.bad), "result": record, f"unreadable_{noun}": counts.bad}

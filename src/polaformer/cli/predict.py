@@ -58,7 +58,7 @@ class Predict:
             found = predictor.answer(self.inputs, options, lambda: bar.advance(task))
         if self.json:
             about = {"command": "predict", "checkpoint": str(trained.given)}
-            print_json(about | {trained.task.recipe.words.noun: found.records, "unreadable": found.unreadable})
+            print_json(about | {trained.task.recipe.terms.sample_noun: found.records, "unreadable": found.unreadable})
         else:
             table = new_table(f"{trained.given}", *found.columns)
             for row in found.rows:

@@ -16,7 +16,7 @@ def report(finished: "Finished", *, command: str, json: bool) -> None:
 
     if not finished.is_main:
         return
-    name, noun = finished.job.recipe.name, finished.job.recipe.words.noun
+    name, noun = finished.job.recipe.name, finished.job.recipe.terms.sample_noun
     path = finished.run.folder / "report.html"
     write_report(path, name, [result_of(finished, name)], command=f"polaformer {command} {name}")
     files = {"run": finished.run.folder, "report": path, "weights": finished.run.model}
@@ -44,7 +44,7 @@ def result_of(finished: "Finished", name: str) -> "RunResult":
     return RunResult(
         name=name,
         parameters=sum(parameter.numel() for parameter in finished.predictor.model.parameters()),
-        words=recipe.words,
+        terms=recipe.terms,
         split=split,
         record=counts.record(),
         summary=counts.summary(),

@@ -94,7 +94,7 @@ class Sweep:
         for line in dict.fromkeys(line for run in missing for line in run.recipe.before_training()):
             print_line(line, stderr=True)
         prepare_folder(self._folder, "--out")
-        with Run(self._folder).alone():
+        with Run(self._folder).lock():
             failures = {}
             if missing:
                 with SweepView(states, self.jobs) as view:

@@ -25,8 +25,8 @@ from polaformer.tasks.recipe import as_values
 from polaformer.tasks.registry import find_task
 from polaformer.tasks.sweep import SweepRun
 from polaformer.tasks.sweep_state import FREE, HALF_WRITTEN
+from polaformer.training.metric import Metric
 from polaformer.training.run import CONFIG, Run
-from polaformer.training.words import Metric
 
 SECONDS_BETWEEN_UPDATES = 0.2
 SECONDS_TO_SAVE = 60.0  # when the other process is gone; then this one ends, whatever it does
@@ -96,7 +96,7 @@ def _train(asked: dict[str, Any], teller: Teller) -> None:
 
         def watch(event: str, record: dict[str, Any]) -> None:
             view(event, record)
-            teller.happened(event, record, recipe.words.metric)
+            teller.happened(event, record, recipe.terms.metric)
 
         if _is_begun(folder):
             values = as_values(recipe)
@@ -113,7 +113,7 @@ def _is_begun(folder: Path) -> bool:
     deadline = time.monotonic() + SECONDS_TO_WAIT
     while (folder / CONFIG).exists():
         try:
-            with Run(folder).alone():
+            with Run(folder).lock():
                 return True
         except SettingsError:
             if time.monotonic() > deadline:

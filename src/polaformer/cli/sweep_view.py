@@ -12,7 +12,7 @@ from polaformer.cli.output import LiveProgress
 from polaformer.cli.training_view import duration
 from polaformer.tasks.sweep import SweepRun
 from polaformer.tasks.sweep_state import RunState
-from polaformer.training.words import VALIDATION
+from polaformer.training.metric import VALIDATION
 
 
 @dataclass
@@ -140,7 +140,7 @@ class SweepView:
     def happened(self, run: SweepRun, event: dict[str, Any]) -> None:
         """Its process tells of an update, an evaluation, or that it goes on from a checkpoint."""
         if event["event"] == "eval":
-            metric = run.recipe.words.metric
+            metric = run.recipe.terms.metric
             self.scores[run] = f", {metric.label} {metric.text(event['value'])}" if event["value"] is not None else ""
         elif event["event"] == "resumed":
             self.pace.resume(run, event["step"], event["total"])
@@ -152,7 +152,7 @@ class SweepView:
 
     def finished(self, run: SweepRun, state: RunState) -> None:
         """The run is trained to its end."""
-        metric = run.recipe.words.metric
+        metric = run.recipe.terms.metric
         value = state.splits[VALIDATION].get(metric.name)
         score = f"{metric.label} {metric.text(value)}" if value is not None else f"no {metric.label}"
         self._over(run, score)

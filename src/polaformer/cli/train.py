@@ -124,7 +124,7 @@ def _needs(recipe: Recipe, job: "TaskJob") -> dict[str, Any]:
         "updates_an_epoch": job.steps_per_epoch,
         "updates": updates,
         "processes": world,
-        f"{recipe.words.noun}_at_once": part,
+        f"{recipe.terms.sample_noun}_at_once": part,
         **job.needs(part),
     }
 

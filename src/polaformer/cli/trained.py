@@ -29,9 +29,9 @@ def named_in(words: Sequence[str], program: str) -> Trained:
     if not os.path.exists(given):
         raise UsageError(f"there is no {given}; give a run, a checkpoint of one, or a weights file")
     load("polaformer.training.run", "polaformer.weights.files")
-    from polaformer.training.run import weights_of
+    from polaformer.training.run import weights_file
 
-    weights = weights_of(given)
+    weights = weights_file(given)
     return Trained(given, weights, task_of_weights(weights))
 
 

@@ -15,7 +15,7 @@ class TrainingView:
     """Tells of a training on stderr; give it to the loop as `watch`. epochs: None where updates are counted instead."""
 
     def __init__(self, name: str, recipe: Recipe) -> None:
-        self.name, self.batch_size, self.words = name, recipe.batch_size, recipe.words
+        self.name, self.batch_size, self.terms = name, recipe.batch_size, recipe.terms
         self.epochs = recipe.num_epochs
         self.is_silent = os.environ.get("RANK", "0") != "0"  # one of several processes tells
         self.bar = LiveProgress(is_silent=self.is_silent)
@@ -47,7 +47,7 @@ class TrainingView:
             self.bar.say(record["text"])
         elif event == "bad samples":
             found = record["samples"]
-            self.bar.say(f"{len(found)} {self.words.noun} of this epoch could not be used: " + "; ".join(found[:3]))
+            self.bar.say(f"{len(found)} {self.terms.sample_noun} of this epoch could not be used: " + "; ".join(found[:3]))
 
     def _update(self, record: dict[str, Any]) -> None:
         step, total = record["step"], record["total"]
@@ -76,10 +76,10 @@ class TrainingView:
             return f"loss {self.loss:.3f}"
         left = seconds / done * (self.total - self.step)
         rate = done * self.batch_size / seconds
-        return f"{rate:,.0f} {self.words.noun}/s, loss {self.loss:.3f}{self.score}, {duration(left)} left, spent"
+        return f"{rate:,.0f} {self.terms.sample_noun}/s, loss {self.loss:.3f}{self.score}, {duration(left)} left, spent"
 
     def _evaluated(self, record: dict[str, Any]) -> None:
-        metric = self.words.metric
+        metric = self.terms.metric
         self.score = f", {metric.label} {metric.text(record[metric.name])}"
         if not self.bar.is_shown and self.started is not None:
             self.bar.say(f"{self._title(record['step'], self.total)}: {self._numbers().removesuffix(', spent')}")

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tyro.conf import Suppress
 
+from polaformer.training.metric import TaskTerms
 from polaformer.training.settings import Settings
-from polaformer.training.words import Words
 
 if TYPE_CHECKING:
     from polaformer.tasks.job import TaskJob
@@ -22,7 +22,7 @@ class Recipe(Settings):
     """A training: its settings, and what a task adds to them. Knows all its problems without PyTorch or data."""
 
     task: ClassVar[str]  # as the registry knows it
-    words: ClassVar[Words]
+    terms: ClassVar[TaskTerms]
 
     name: Suppress[str] = field(default="", metadata=NO_OPTION)
     paper: Suppress[str] = field(default="", metadata=NO_OPTION)
@@ -45,7 +45,7 @@ class Recipe(Settings):
         """Everything that makes no sense, a line each."""
         found = super().problems()
         if self.needs_data and self.data is None:
-            found.append(f"{self.name} trains on your own {self.words.noun}; give them with --data")
+            found.append(f"{self.name} trains on your own {self.terms.sample_noun}; give them with --data")
         if self.needs_checkpoint and self.checkpoint is None:
             found.append("fine-tuning starts from weights; give their file with --checkpoint")
         return found

@@ -18,11 +18,11 @@ from polaformer.training import checkpoint, divergence
 from polaformer.training.divergence import Replay
 from polaformer.training.engine import Engine
 from polaformer.training.loop import RESERVED, Training, Watch
+from polaformer.training.metric import VALIDATION
 from polaformer.training.optim import check_settings, check_trainable
-from polaformer.training.processes import start
+from polaformer.training.processes import create_accelerator
 from polaformer.training.run import CONFIG, Run
 from polaformer.training.timeline import Timeline
-from polaformer.training.words import VALIDATION
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def train(recipe: Recipe, folder: Path, watch: Watch) -> Finished:
         about = {"recipe": recipe.name, "task": recipe.task, "options": recipe.from_anywhere(), "data": job.seen()}
         run = Run.create(run.folder, about)
     accelerator.wait_for_everyone()
-    return _finish(Training(job, recipe, run, accelerator, watch, recipe.words), job)
+    return _finish(Training(job, recipe, run, accelerator, watch, recipe.terms), job)
 
 
 def resume(folder: Path, watch: Watch, changes: Mapping[str, Any] | None = None) -> Finished:
@@ -56,12 +56,12 @@ def resume(folder: Path, watch: Watch, changes: Mapping[str, Any] | None = None)
     """
     run, recipe = recipe_of(folder)
     recipe = with_values(recipe, changes or {})
-    if checkpoint.ordered(run.checkpoints):
+    if checkpoint.list_checkpoints(run.checkpoints):
         # The weights that it started from are no longer needed.
         recipe = replace(recipe, checkpoint=None)
     job, accelerator = prepared(recipe)
     _check_data(folder, job)
-    return _finish(Training(job, recipe, run, accelerator, watch, recipe.words), job)
+    return _finish(Training(job, recipe, run, accelerator, watch, recipe.terms), job)
 
 
 def run_around(path: Path) -> Path | None:
@@ -92,7 +92,7 @@ def _counted(seen: dict[str, Any]) -> str:
 def prepared(recipe: Recipe) -> tuple[TaskJob, Accelerator]:
     """A job and the processes to train it in, both checked; raises SettingsError or DataError. Nothing is written."""
     job = recipe.job()
-    accelerator = start(recipe.precision)
+    accelerator = create_accelerator(recipe.precision)
     checks = [
         lambda: check_settings(recipe),
         lambda: check_trainable(job.model, recipe),
@@ -106,10 +106,10 @@ def prepared(recipe: Recipe) -> tuple[TaskJob, Accelerator]:
 def _check_contract(job: TaskJob) -> None:
     """Raises TypeError where a task would fail, or be taken for another, only after hours."""
     recipe, record = job.recipe, job.objective.new_counts().record()
-    missing = {"samples", recipe.words.metric.name} - record.keys()
+    missing = {"samples", recipe.terms.metric.name} - record.keys()
     if missing or RESERVED & record.keys():
         raise TypeError(
-            f"the counts of task {recipe.task!r} have the record {sorted(record)}; it needs {recipe.words.metric.name!r} and "
+            f"the counts of task {recipe.task!r} have the record {sorted(record)}; it needs {recipe.terms.metric.name!r} and "
             f"'samples', and none of {', '.join(sorted(RESERVED))}"
         )
     if job.steps_per_epoch < 1:
@@ -144,7 +144,7 @@ def replay(folder: Path, changes: Mapping[str, Any] | None = None) -> dict[Path,
     engine = Engine(job.model, job.objective, recipe, job.steps_per_epoch, accelerator)
     found = {}
     for path in left:
-        parts, about = divergence.read(path, job.batch)
+        parts, about = divergence.read(path, job.batch_class)
         stored = checkpoint.at_step(run.checkpoints, about["step"])
         engine.restore(stored)
         found[path] = divergence.replay(engine, parts, about)

@@ -9,7 +9,7 @@ from typing import Any
 
 from polaformer.tasks.sweep import SweepRun
 from polaformer.tasks.sweep_state import RunState
-from polaformer.training.words import VALIDATION, Metric
+from polaformer.training.metric import VALIDATION, Metric
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,17 @@ class SweepResults:
 
     def tables(self) -> list[ResultTable]:
         """One table per metric and split, in the order of the cells."""
-        metrics = dict.fromkeys(run.recipe.words.metric for run in self.states)
+        metrics = dict.fromkeys(run.recipe.terms.metric for run in self.states)
         return [self._table(metric, split) for metric in metrics for split in self._splits(metric)]
 
     def _splits(self, metric: Metric) -> list[str]:
-        found = [split for run, state in self.states.items() if run.recipe.words.metric == metric for split in state.splits]
+        found = [split for run, state in self.states.items() if run.recipe.terms.metric == metric for split in state.splits]
         return list(dict.fromkeys(found)) or [VALIDATION]
 
     def _table(self, metric: Metric, split: str) -> ResultTable:
         cells: dict[str, list[SweepRun]] = {}
         for run in self.states:
-            if run.recipe.words.metric == metric:
+            if run.recipe.terms.metric == metric:
                 cells.setdefault(run.cell, []).append(run)
         return ResultTable(metric, split, [self._row(runs, metric, split) for runs in cells.values()])
 
@@ -106,7 +106,7 @@ class SweepResults:
             "step": state.step,
             "total": state.total,
             "seconds": state.seconds,
-            "metric": run.recipe.words.metric.name,
+            "metric": run.recipe.terms.metric.name,
             "result": state.splits.get(VALIDATION),
             "splits": state.splits,
         }

@@ -12,9 +12,9 @@ from polaformer.tasks.recipe import Recipe, as_values
 from polaformer.tasks.stored import recipe_of
 from polaformer.tasks.sweep import SweepRun
 from polaformer.training import checkpoint, journal
+from polaformer.training.metric import VALIDATION
 from polaformer.training.run import CONFIG, Run
 from polaformer.training.timeline import Timeline
-from polaformer.training.words import VALIDATION
 
 HALF_WRITTEN = f".{CONFIG}.tmp"  # what a kill leaves behind while the configuration is written
 FREE = ("data", "num_workers")  # options that may change between two calls: no result depends on them
@@ -71,7 +71,7 @@ def _state(run: SweepRun, records: list[dict[str, Any]]) -> RunState:
     if evaluations and total is not None and Run(run.folder).model.is_file():
         final = {record["split"]: _numbers(record) for record in records if record["kind"] == "final"}
         return RunState("finished", total, total, {VALIDATION: _numbers(evaluations[-1])} | final, seconds)
-    saved = checkpoint.ordered(run.folder / "checkpoints")
+    saved = checkpoint.list_checkpoints(run.folder / "checkpoints")
     step = int(saved[-1].name.split("-")[1]) if saved else 0
     return RunState("begun", step, total, {}, seconds)
 

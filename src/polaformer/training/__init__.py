@@ -1,1 +1,1 @@
-"""One loop for all tasks, and what it needs to survive: checkpoints, a journal, signals, divergence."""
+"""One training loop for all tasks, with checkpoints, a journal, and handling of signals and divergence."""

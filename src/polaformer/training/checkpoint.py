@@ -1,8 +1,8 @@
-"""Checkpoints that are whole or not there: directories of files, with a manifest of their digests.
+"""Atomic checkpoints: directories of files with a manifest of their digests, either complete or absent.
 
-A checkpoint is written beside its place (`.tmp-…`), every file and the directory are synced to the disk, then it is renamed to
-`step-000001200`, a name that is never used twice, and only then are older ones removed. Bytes are checked against the manifest
-before anything in them is looked at. Nothing here knows what the files hold.
+A checkpoint is written to a temporary directory (`.tmp-…`); every file and the directory are synced to the disk; then it is
+renamed to `step-000001200`, a name that is never reused; only then are older ones removed. Bytes are checked against the
+manifest before they are parsed. Nothing here depends on what the files contain.
 """
 
 import hashlib
@@ -20,16 +20,16 @@ MANIFEST = "manifest.json"
 FORMAT = "polaformer-checkpoint-1"
 _NAME = re.compile(r"step-(\d{9,})(?:-(\d+))?")
 _TEMPORARY = ".tmp-"
-MOST_BYTES = 4 * 2**30  # of a file that is read whatever room it takes on the disk; a larger one must take a share of it there
-MOST_COMPRESSED = 8  # bytes of a larger file for each on the disk; weights hardly compress, sparse files take no room at all
+MAX_BYTES = 4 * 2**30  # a larger file is read only if it is not sparse: it must occupy enough of the disk
+MAX_COMPRESSION = 8  # bytes of a larger file per byte on the disk; weights hardly compress, sparse files occupy nothing
 
 
 class DamagedError(DataError):
-    """A checkpoint is not what was written; the message names the file, what was expected and what was found."""
+    """A checkpoint differs from what was written; the message names the file, what was expected and what was found."""
 
 
 class Found(NamedTuple):
-    """The newest valid checkpoint and its files, and newer ones that were passed over, with what is wrong with them."""
+    """The newest valid checkpoint and its files, and the newer, damaged ones that were skipped, with their problems."""
 
     path: Path
     files: dict[str, bytes]
@@ -37,7 +37,7 @@ class Found(NamedTuple):
 
 
 def write(folder: Path, step: int, files: Mapping[str, bytes], *, keep: int) -> Path:
-    """Writes a checkpoint, then removes all but the newest `keep`; raises OSError, and then the older ones are untouched."""
+    """Write a checkpoint, then remove all but the newest `keep`. If this raises OSError, the older ones are untouched."""
     os.makedirs(folder, exist_ok=True)
     temporary = folder / f"{_TEMPORARY}{step:09d}-{os.getpid()}"
     _remove(temporary)
@@ -47,7 +47,7 @@ def write(folder: Path, step: int, files: Mapping[str, bytes], *, keep: int) -> 
             _write_file(temporary / name, content)
         _write_file(temporary / MANIFEST, _manifest(files))
         _sync(temporary)
-        final = _unused(folder, step)
+        final = _unused_path(folder, step)
         os.rename(temporary, final)
     except BaseException:
         _remove(temporary)
@@ -58,14 +58,17 @@ def write(folder: Path, step: int, files: Mapping[str, bytes], *, keep: int) -> 
 
 
 def read(path: Path) -> dict[str, bytes]:
-    """The files of a checkpoint, every byte checked; raises DamagedError."""
-    return {name: _file(path / name, expected) for name, expected in _listed(path).items()}
+    """The files of a checkpoint, with every byte checked; raises DamagedError."""
+    return {name: _read_checked(path / name, expected) for name, expected in _read_manifest(path).items()}
 
 
 def newest(folder: Path) -> Found | None:
-    """The valid checkpoint of the highest step in a folder; damaged ones are named and passed over; None if there is none."""
+    """The valid checkpoint with the highest step, and the damaged ones that were skipped; None if there are no checkpoints.
+
+    Raises DamagedError if all of them are damaged.
+    """
     damaged: dict[Path, str] = {}
-    for path in reversed(ordered(folder)):
+    for path in reversed(list_checkpoints(folder)):
         try:
             return Found(path, read(path), damaged)
         except DamagedError as error:
@@ -76,15 +79,15 @@ def newest(folder: Path) -> Found | None:
 
 
 def at_step(folder: Path, step: int) -> dict[str, bytes]:
-    """The files of the checkpoint of a step; raises DamagedError if there is none or it is damaged."""
-    found = [path for path in ordered(folder) if path.name.startswith(f"step-{step:09d}")]
+    """The files of the checkpoint of a step; raises DamagedError if it is missing or damaged."""
+    found = [path for path in list_checkpoints(folder) if path.name.startswith(f"step-{step:09d}")]
     if not found:
         raise DamagedError(f"{folder} has no checkpoint of step {step}; it was removed")
     return read(found[-1])
 
 
 def set_aside(path: Path) -> None:
-    """Takes a damaged checkpoint out of the way, so that it is neither resumed from nor counted among those that are kept."""
+    """Rename a damaged checkpoint, so that it is neither resumed from nor counted among those that are kept."""
     target, number = path.with_name(f"damaged-{path.name}"), 0
     while os.path.lexists(target):
         number += 1
@@ -92,8 +95,8 @@ def set_aside(path: Path) -> None:
     os.rename(path, target)
 
 
-def ordered(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, oldest first, valid or not."""
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a directory, oldest first, valid or not."""
     if not folder.is_dir():
         return []
     found = [(match, folder / match.string) for name in os.listdir(folder) if (match := _NAME.fullmatch(name))]
@@ -106,9 +109,9 @@ def _manifest(files: Mapping[str, bytes]) -> bytes:
     return _canonical(body | {"sha256": hashlib.sha256(_canonical(body)).hexdigest()})
 
 
-def _listed(path: Path) -> dict[str, dict[str, Any]]:
-    """The files that the manifest lists. It holds its own digest and can be written in one way only."""
-    content = _bytes(path / MANIFEST)
+def _read_manifest(path: Path) -> dict[str, dict[str, Any]]:
+    """The files that the manifest lists. It contains its own digest, and only its canonical form is valid."""
+    content = _read_bytes(path / MANIFEST)
     try:
         manifest = json.loads(content)
         digest = manifest.pop("sha256")
@@ -119,9 +122,9 @@ def _listed(path: Path) -> dict[str, dict[str, Any]]:
             raise ValueError(f"its format is {manifest['format']!r} but this library reads {FORMAT!r}")
         for name, about in manifest["files"].items():
             if Path(name).name != name:
-                raise ValueError(f"{name!r} is no plain name of a file")
+                raise ValueError(f"{name!r} is not a plain file name")
             if not isinstance(about["bytes"], int) or not isinstance(about["sha256"], str):
-                raise ValueError(f"what it says of {name!r} is no size and digest")
+                raise ValueError(f"its entry for {name!r} is not a size and a digest")
         return dict(manifest["files"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedError(f"{path / MANIFEST} is damaged: {error}; use another checkpoint") from error
@@ -131,35 +134,35 @@ def _canonical(value: Any) -> bytes:
     return (json.dumps(value, sort_keys=True, indent=1, ensure_ascii=True) + "\n").encode()
 
 
-def _bytes(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         return read_regular(path)
     except OSError as error:
         raise DamagedError(f"{path} cannot be read: {reason(error)}; use another checkpoint") from error
 
 
-def _file(path: Path, expected: Mapping[str, Any]) -> bytes:
-    """The bytes of a file of the manifest. Its size is compared before it is read: a manifest can name any."""
+def _read_checked(path: Path, expected: Mapping[str, Any]) -> bytes:
+    """The bytes of a file of the manifest. Its size is compared before it is read: a manifest can name any file."""
     try:
         with open_regular(path) as file:
             about = os.fstat(file.fileno())
-            _compare(path, "bytes", expected, about.st_size)
-            if about.st_size > max(MOST_BYTES, MOST_COMPRESSED * 512 * about.st_blocks):
+            _check(path, "bytes", expected, about.st_size)
+            if about.st_size > max(MAX_BYTES, MAX_COMPRESSION * 512 * about.st_blocks):
                 raise OSError(f"it has {about.st_size:,} bytes but takes {512 * about.st_blocks:,} on the disk")
             content = file.read(about.st_size)
     except OSError as error:
         raise DamagedError(f"{path} cannot be read: {reason(error)}; use another checkpoint") from error
-    _compare(path, "sha256", expected, hashlib.sha256(content).hexdigest())
+    _check(path, "sha256", expected, hashlib.sha256(content).hexdigest())
     return content
 
 
-def _compare(path: Path, kind: str, expected: Mapping[str, Any], found: int | str) -> None:
+def _check(path: Path, kind: str, expected: Mapping[str, Any], found: int | str) -> None:
     if found != expected[kind]:
         raise DamagedError(f"{path} is damaged: {kind} should be {expected[kind]} but is {found}; use another checkpoint")
 
 
 def _write_file(path: Path, content: bytes) -> None:
-    """With the plain calls of the operating system, so that a test can stop between any two of them."""
+    """Write with plain system calls, so that a test can stop between any two of them."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         rest = memoryview(content)
@@ -178,8 +181,8 @@ def _sync(folder: Path) -> None:
         os.close(handle)
 
 
-def _unused(folder: Path, step: int) -> Path:
-    """A name that is not taken, whatever stands there."""
+def _unused_path(folder: Path, step: int) -> Path:
+    """A path for the checkpoint of a step at which there is nothing yet, not even a dangling link."""
     name, number = f"step-{step:09d}", 0
     while os.path.lexists(folder / (name if number == 0 else f"{name}-{number}")):
         number += 1
@@ -187,12 +190,12 @@ def _unused(folder: Path, step: int) -> Path:
 
 
 def _prune(folder: Path, keep: int) -> None:
-    """Removes what is older than the newest `keep`, and what a killed process left half written."""
+    """Remove all but the newest `keep` checkpoints, and those that a killed process left half written."""
     for name in os.listdir(folder):
         if name.startswith(_TEMPORARY):
             _remove(folder / name)
-    for path in ordered(folder)[:-keep]:
-        # Renamed first, so that a kill half-way leaves no checkpoint that lacks files.
+    for path in list_checkpoints(folder)[:-keep]:
+        # Rename first, so that a kill halfway leaves no checkpoint with missing files.
         doomed = folder / f"{_TEMPORARY}{path.name}"
         _remove(doomed)
         os.rename(path, doomed)
@@ -200,7 +203,7 @@ def _prune(folder: Path, keep: int) -> None:
 
 
 def _remove(folder: Path) -> None:
-    if os.path.islink(folder):  # it could lead to any folder
+    if os.path.islink(folder):  # it may point to any directory
         os.unlink(folder)
         return
     if not os.path.isdir(folder):

@@ -1,4 +1,4 @@
-"""Counting what a model gets right, over all processes."""
+"""Evaluation of a model over all processes."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,15 +14,15 @@ from polaformer.training.job import Objective
 
 @torch.no_grad()
 def count(model: nn.Module, objective: Objective, batches: Iterable[Batch], accelerator: Accelerator) -> Any:
-    """The counts of a model, on the device already, on the batches of all processes; a process may have none."""
+    """The counts of a model, already on its device, on the batches of all processes; a process may have no batches."""
     model, counts = model.eval(), objective.new_counts()
     with accelerator.autocast():
         for batch in batches:
-            counts.add(model, moved(batch, model, accelerator))
+            counts.add(model, to_model(batch, model, accelerator))
     parts = gather_object([counts]) if accelerator.num_processes > 1 else [counts]
     return type(counts).merge(parts)
 
 
-def moved(batch: Batch, model: nn.Module, accelerator: Accelerator) -> Batch:
-    """The batch on the device of the model, in the precision of its weights."""
+def to_model(batch: Batch, model: nn.Module, accelerator: Accelerator) -> Batch:
+    """The batch on the device of the model, in the dtype of its weights."""
     return batch.to(accelerator.device, next(model.parameters()).dtype)

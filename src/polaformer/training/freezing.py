@@ -1,4 +1,4 @@
-"""Stages that are not trained: the patch embedding and the first ones, as timm's group_matcher counts them."""
+"""Freezing the patch embedding and the first stages, as timm's group_matcher counts them."""
 
 from collections.abc import Iterator
 
@@ -7,14 +7,14 @@ from torch import nn
 
 from polaformer.errors import SettingsError
 
-HEAD = "<what no pattern of a group_matcher matches>"
+HEAD = "<a name that no pattern of a group_matcher matches>"
 
 
 def freeze(model: nn.Module, num_stages: int) -> list[nn.Module]:
-    """Switches gradients off for the patch embedding and the first `num_stages` stages; returns the modules that are frozen.
+    """Disable gradients of the patch embedding and the first `num_stages` stages; return the frozen modules.
 
-    These belong in eval mode while the rest is trained, so that drop path is off and batch norm keeps its statistics. 0 stages:
-    nothing is frozen. Raises SettingsError where there are not so many.
+    Keep these in eval mode during training, so that drop path is off and batch norm keeps its statistics. With 0 stages,
+    nothing is frozen, not even the patch embedding. Raises SettingsError if the model has fewer stages.
     """
     names = frozen_names(model, num_stages)
     frozen = {id(parameter) for name, parameter in model.named_parameters() if name in names}
@@ -25,7 +25,7 @@ def freeze(model: nn.Module, num_stages: int) -> list[nn.Module]:
 
 
 def frozen_names(model: nn.Module, num_stages: int) -> set[str]:
-    """The parameters of the patch embedding and the first stages; what belongs to no stage, such as a head, is among none."""
+    """Names of the parameters of the patch embedding and the first stages; the head belongs to no stage."""
     if num_stages == 0:
         return set()
     if not hasattr(model, "group_matcher"):
@@ -35,7 +35,7 @@ def frozen_names(model: nn.Module, num_stages: int) -> set[str]:
     named = [(name, None) for name, _ in model.named_parameters()]
     matcher = model.group_matcher(coarse=True)  # type: ignore[operator]
     groups = group_with_matcher(iter([*named, (HEAD, None)]), matcher, reverse=True)
-    most = groups.pop(HEAD) - 1  # the stem is group 0, the stages follow from 1, what is left comes last
+    most = groups.pop(HEAD) - 1  # group 0 is the stem, then come the stages, then everything else
     if num_stages > most:
         kind = type(model).__name__
         raise SettingsError(f"frozen_stages is {num_stages}, but {kind} has {most} to freeze; give at most {most}")
@@ -43,7 +43,7 @@ def frozen_names(model: nn.Module, num_stages: int) -> set[str]:
 
 
 def _wholly_frozen(module: nn.Module, frozen: set[int]) -> Iterator[nn.Module]:
-    """The outermost modules that have parameters, all of them frozen."""
+    """The outermost modules whose parameters are all frozen; modules without parameters are left out."""
     parameters = [id(parameter) for parameter in module.parameters()]
     if parameters and frozen.issuperset(parameters):
         yield module

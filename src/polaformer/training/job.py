@@ -1,4 +1,4 @@
-"""What training asks of a task, and nothing else: a job with a model, batches, a loss and counts."""
+"""The interface between training and a task: a job with a model, batches, a loss and counts. The loop uses nothing else."""
 
 from collections.abc import Generator, Sequence
 from typing import Any, Protocol, Self
@@ -9,54 +9,54 @@ from polaformer.data.batch import Batch
 
 
 class Counts(Protocol):
-    """What an evaluation counts. Processes send it to each other, so its class stands in a module; it holds no GPU tensors."""
+    """What an evaluation counts. Processes pickle it for each other: define the class in a module, and store no GPU tensors."""
 
-    bad: list[str]  # a line for every sample that could not be used
+    bad: list[str]  # one line per sample that could not be used
 
     def add(self, model: nn.Module, batch: Any) -> None:
-        """Counts one batch, perhaps an empty one."""
+        """Count one batch, which may be empty."""
         ...
 
     @classmethod
     def merge(cls, parts: Sequence[Self]) -> Self:
-        """What all processes counted as one, whatever their number; the parts are in the order of ranks."""
+        """The counts of all processes as one, independent of their number; the parts are in rank order."""
         ...
 
     def record(self) -> dict[str, Any]:
-        """Numbers for journals and tables, by name: "samples", how many were counted, the task's metric, and others.
+        """Numbers for journals and tables, by name: the number of "samples", the task's metric, and others.
 
-        Works where nothing was counted yet. The journal has names of its own (`polaformer.training.loop.RESERVED`).
+        Must work before anything is counted, and must not use the journal's own keys (`polaformer.training.loop.RESERVED`).
         """
         ...
 
     def summary(self) -> dict[str, str]:
-        """The result for people: what → how much, the most important first."""
+        """The result for people: name → value, the most important first."""
         ...
 
 
 class Objective(Protocol):
-    """What is learnt."""
+    """What is learnt: a loss, and how to evaluate."""
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """The mean loss of a batch, whose floating-point tensors have the dtype of the weights; called under autocast."""
+        """The mean loss of a batch. Its floating-point tensors have the dtype of the weights. Called under autocast."""
         ...
 
     def new_counts(self) -> Counts:
-        """Nothing counted yet."""
+        """Empty counts."""
         ...
 
 
 class Job(Protocol):
-    """What is trained, on what: made by a recipe."""
+    """A model, an objective and data, built from a recipe."""
 
     @property
     def model(self) -> nn.Module:
-        """What is trained."""
+        """The model to train."""
         ...
 
     @property
     def objective(self) -> Objective:
-        """What it learns."""
+        """What the model learns."""
         ...
 
     @property
@@ -65,31 +65,31 @@ class Job(Protocol):
         ...
 
     @property
-    def batch(self) -> type[Batch]:
+    def batch_class(self) -> type[Batch]:
         """The class of the batches."""
         ...
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """What is evaluated on: "val" first, while training; the others once, at the end, with the weights that are shipped."""
+        """The splits to evaluate: "val" comes first and is used during training; the others once, with the shipped weights."""
         ...
 
     def training_batches(self, first_step: int, rank: int, world: int) -> Generator[Any, None, None]:
-        """The parts of every update from `first_step` on, without end."""
+        """The parts of every update from `first_step` on, endlessly."""
         ...
 
     def evaluation_batches(self, split: str, rank: int, world: int) -> Generator[Any, None, None]:
-        """What a process evaluates of a split."""
+        """The batches of a split that this process evaluates."""
         ...
 
     def name(self, index: int) -> str:
-        """What to call a training sample."""
+        """The name of a training sample, for messages."""
         ...
 
     def metadata(self) -> dict[str, str]:
-        """What weights files say besides the weights; among it "task", the name of the task."""
+        """The metadata of weights files; must contain "task", the name of the task."""
         ...
 
-    def most_bad(self) -> int | None:
-        """How many samples of an epoch may turn out to be unusable; None where the first one ends the run."""
+    def max_bad_samples(self) -> int | None:
+        """How many samples per epoch may be unusable; None: the first one ends the run."""
         ...

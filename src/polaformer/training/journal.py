@@ -1,6 +1,6 @@
-"""The journal of a run: a line of JSON for every so many updates and every evaluation, and the same as CSV and for TensorBoard.
+"""The journal of a run: one line of JSON every N updates and per evaluation; also as CSV and for TensorBoard.
 
-What was measured with a clock stands under "wall"; everything else is equal, bit for bit, in a run that was killed and resumed.
+Times are stored under "wall"; everything else is bit-identical in a run that was killed and resumed.
 """
 
 import csv
@@ -18,7 +18,7 @@ NAME = "journal.jsonl"
 
 
 class Journal:
-    """Appends lines to the journal of a run; `size` bytes of it are what a checkpoint knows of."""
+    """Append lines to the journal of a run, after its first `size` bytes, which are those that the checkpoint knows of."""
 
     def __init__(self, folder: Path, size: int = 0) -> None:
         self.path = folder / NAME
@@ -29,12 +29,12 @@ class Journal:
         if os.fstat(self.handle).st_size < size:
             os.close(self.handle)
             raise DataError(f"{self.path} is shorter than when the checkpoint was written; restore it, or start a new run")
-        os.ftruncate(self.handle, size)  # lines after the checkpoint will be written again
+        os.ftruncate(self.handle, size)  # lines after the checkpoint are written again
         os.lseek(self.handle, size, os.SEEK_SET)
         self.size = size
 
     def write(self, record: dict[str, Any]) -> None:
-        """Appends one line."""
+        """Append one line."""
         line = (json.dumps(record, sort_keys=True, allow_nan=False) + "\n").encode()
         rest = memoryview(line)
         while len(rest):
@@ -42,16 +42,16 @@ class Journal:
         self.size += len(line)
 
     def sync(self) -> None:
-        """Waits until the disk has all lines."""
+        """Wait until all lines are on the disk."""
         os.fsync(self.handle)
 
     def close(self) -> None:
-        """Ends the writing."""
+        """Close the file."""
         os.close(self.handle)
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """The whole lines of a journal; a last one that was cut off by a kill is left out."""
+    """The complete lines of a journal; a last line that a kill cut off is left out."""
     return list(_lines(folder / NAME))
 
 
@@ -66,11 +66,11 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         try:
             yield json.loads(line)
         except ValueError as error:
-            raise DataError(f"{path}, line {number} is no JSON: {error}; restore the file") from error
+            raise DataError(f"{path}, line {number} is not JSON: {error}; restore the file") from error
 
 
 def write_csv(folder: Path) -> Path:
-    """metrics.csv: the journal as a table, one row a line, one column a name."""
+    """Write the journal as a table to metrics.csv: one row per line, one column per key."""
     rows = [_flat(record) for record in read(folder)]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
@@ -87,8 +87,8 @@ def _flat(record: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if not isinstance(value, dict | list)} | wall
 
 
-class Board:
-    """Numbers for TensorBoard; after a resume, those of later steps than `first_step` are dropped."""
+class TensorBoardLog:
+    """The numbers of the journal for TensorBoard; after resuming, older ones from step `first_step` on are dropped."""
 
     def __init__(self, folder: Path, first_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -96,11 +96,11 @@ class Board:
         self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step)
 
     def write(self, record: dict[str, Any]) -> None:
-        """The numbers of one line of the journal."""
+        """Write the numbers of one line of the journal."""
         for name, value in _flat(record).items():
             if isinstance(value, int | float) and name not in ("step", "epoch"):
                 self.writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
 
     def close(self) -> None:
-        """Ends the writing."""
+        """Close the file."""
         self.writer.close()

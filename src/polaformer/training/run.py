@@ -1,4 +1,4 @@
-"""The folder of a run: config.json, journal.jsonl, metrics.csv, tensorboard/, checkpoints/, at the end model.safetensors."""
+"""A run directory: config.json, journal.jsonl, metrics.csv, tensorboard/, checkpoints/, at the end model.safetensors."""
 
 import fcntl
 import json
@@ -18,7 +18,7 @@ VERSION = 1
 
 
 class Run:
-    """A folder that holds one training, from its first update to the weights that are shipped."""
+    """The directory of one training run, from its first update to the weights that are shipped."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -27,7 +27,7 @@ class Run:
 
     @staticmethod
     def create(folder: Path, config: dict[str, Any]) -> "Run":
-        """A new run; raises SettingsError if there is something already, CannotWriteError if it cannot be made."""
+        """Create a run; raises SettingsError if the directory is not empty, CannotWriteError if it cannot be created."""
         Run.check_new(folder)
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -36,31 +36,31 @@ class Run:
 
     @staticmethod
     def check_new(folder: Path) -> None:
-        """Raises SettingsError where there is something already, CannotWriteError below a file."""
+        """Raise SettingsError if the directory is not empty, CannotWriteError if one of its parents is a file."""
         with writing(folder):
             if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
                 hint = f"resume it with `polaformer resume {folder}`, or " if (folder / CONFIG).exists() else ""
-                raise SettingsError(f"{folder} is not empty; {hint}give another folder with --out")
+                raise SettingsError(f"{folder} is not empty; {hint}give another directory with --out")
 
     @staticmethod
     def open(folder: Path) -> tuple["Run", dict[str, Any]]:
-        """A run that exists, and its configuration; raises DataError."""
+        """Open an existing run; returns it and its configuration. Raises DataError."""
         path = folder / CONFIG
         if not os.path.exists(path):
-            raise DataError(f"{folder} is no run: there is no {CONFIG} in it; give the folder that `polaformer train` named")
+            raise DataError(f"{folder} is not a run directory: it has no {CONFIG}; give the one `polaformer train` printed")
         try:
             config = json.loads(read_regular(path))
             if not isinstance(config, dict):
-                raise ValueError("it is no configuration")
+                raise ValueError("it is not a configuration")
             if config.pop("version", None) is not VERSION:
-                raise ValueError("it is of another version of polaformer")
+                raise ValueError("it is from another version of polaformer")
         except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise DataError(f"{path} is damaged: {reason(error)}; restore it") from error
         return Run(folder), config
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Held by one process at a time; let go of by the system when the process ends in whatever way."""
+    def lock(self) -> Iterator[None]:
+        """Lock the run for this process; however the process ends, the operating system releases the lock."""
         with writing(self.folder / LOCK):
             handle = open_to_write(self.folder / LOCK)
         try:
@@ -70,7 +70,7 @@ class Run:
             raise SettingsError(f"{self.folder} is being trained by another process; wait for it, or stop it") from error
         except OSError as error:
             warnings.warn(
-                f"{self.folder} cannot be locked ({error.strerror}); see to it that one process trains it", stacklevel=2
+                f"{self.folder} cannot be locked ({error.strerror}); make sure that only one process trains it", stacklevel=2
             )
         try:
             yield
@@ -78,10 +78,10 @@ class Run:
             os.close(handle)
 
 
-def weights_of(path: Path) -> Path:
-    """The file of weights of a run (shipped, or of its newest valid checkpoint), of a checkpoint, or the file itself.
+def weights_file(path: Path) -> Path:
+    """The weights file of a run (shipped, or in its newest valid checkpoint) or of a checkpoint; a file is returned as it is.
 
-    Of a checkpoint, every byte is checked first; where there is an average of the weights, it is taken. Raises DataError.
+    Every byte of a checkpoint is checked first, and its EMA is preferred, if there is one. Raises DataError.
     """
     if not path.is_dir():
         return path
@@ -90,10 +90,10 @@ def weights_of(path: Path) -> Path:
     if (path / CHECKPOINTS).is_dir():
         found = checkpoint.newest(path / CHECKPOINTS)
         if found is None:
-            raise DataError(f"{path} has no checkpoint yet; train on, or give another one")
+            raise DataError(f"{path} has no checkpoint yet; continue training, or give another run")
         folder, files = found.path, found.files
     elif (path / checkpoint.MANIFEST).exists():
         folder, files = path, checkpoint.read(path)
     else:
-        raise DataError(f"{path} is neither a run nor a checkpoint; give a run, a checkpoint in it, or a file of weights")
+        raise DataError(f"{path} is neither a run nor a checkpoint; give a run, a checkpoint in it, or a weights file")
     return folder / ("ema.safetensors" if "ema.safetensors" in files else MODEL)

@@ -1,6 +1,6 @@
-"""Learning rate and momentum as pure functions of the update, counted from 0. No PyTorch.
+"""Learning rate and momentum as pure functions of the update, counted from 0. Needs no PyTorch.
 
-Rates rise from `first` over the warm-up to `peak`, and fall to `last` at the end of the schedule, where they stay.
+Learning rates rise from `first` to `peak` in the warm-up, fall to `last` at the end of the schedule, and stay there.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from polaformer.training.timeline import Timeline
 
 
 class Values(NamedTuple):
-    """What an update is made with."""
+    """Learning rate and momentum of an update."""
 
     lr: float
     momentum: float | None  # None: the optimiser's own
@@ -20,7 +20,7 @@ class Values(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """The numbers that every schedule is drawn from; rates are those of the batch size."""
+    """The parameters of every schedule; the learning rates are already scaled to the batch size."""
 
     steps: int
     warmup_steps: int
@@ -30,7 +30,7 @@ class Curve:
 
 
 def values_at(step: int, settings: Settings, timeline: Timeline) -> Values:
-    """Learning rate and momentum of update `step` by `settings.schedule`."""
+    """Learning rate and momentum of update `step` according to `settings.schedule`."""
     rates = (settings.scaled(rate) for rate in (settings.lr, settings.warmup_lr, settings.min_lr))
     curve = Curve(timeline.schedule_steps, timeline.warmup_steps, *rates)
     if settings.schedule == "cosine":
@@ -49,10 +49,10 @@ def values_at(step: int, settings: Settings, timeline: Timeline) -> Values:
 
 
 def cosine(step: int, curve: Curve) -> float:
-    """The authors' schedule, timm's `CosineLRScheduler`, to the last bit.
+    """The authors' schedule, bit-identical to timm's `CosineLRScheduler`.
 
     first + step · (peak − first) / warmup_steps in the warm-up, then last + ½ (peak − last) (1 + cos(π step / steps)). The
-    cosine is counted from the first update on, so the rate drops where the warm-up ends.
+    cosine starts at the first update, so the learning rate drops where the warm-up ends.
     """
     if step < curve.warmup_steps:
         return curve.first + step * ((curve.peak - curve.first) / curve.warmup_steps)
@@ -64,31 +64,31 @@ def cosine(step: int, curve: Curve) -> float:
 def one_cycle(step: int, steps: int, warmup_steps: int, values: tuple[float, float, float], anneal: str) -> float:
     """PyTorch's `OneCycleLR` with pct_start = warmup_steps / steps: from the first of three values to the second and the third.
 
-    As there, the peak is update warmup_steps − 1, the last of the warm-up, and the end update steps − 1. Without warm-up the
-    first update is one step below the peak.
+    As in PyTorch, the peak is at update warmup_steps − 1, the last of the warm-up, and the end at update steps − 1. Without
+    warm-up the first update is one step past the peak.
     """
     first, peak, last = values
     top, end = warmup_steps - 1, steps - 1
     if step > end:
         return last
     if step > top:
-        return _annealed(peak, last, (step - top) / (end - top), anneal)
-    return _annealed(first, peak, step / top, anneal) if top else peak
+        return _anneal(peak, last, (step - top) / (end - top), anneal)
+    return _anneal(first, peak, step / top, anneal) if top else peak
 
 
 def polynomial(step: int, curve: Curve, power: float) -> float:
-    """last + (peak − last) (1 − step / steps)^power, as mmcv's `poly`, without warm-up."""
+    """last + (peak − last) (1 − step / steps)^power, mmcv's `poly`, without warm-up."""
     left = max(0.0, 1 - step / curve.steps)
     return curve.last + (curve.peak - curve.last) * left**power
 
 
 def multi_step(step: int, curve: Curve, milestones: tuple[int, ...], decay: float) -> float:
-    """peak · decay^(number of milestones up to the step), as PyTorch's `MultiStepLR`, without warm-up."""
+    """peak · decay^(number of milestones ≤ step), PyTorch's `MultiStepLR`, without warm-up."""
     return curve.peak * decay ** sum(milestone <= step for milestone in milestones)
 
 
 def warmup_factor(step: int, curve: Curve) -> float:
-    """mmcv's linear warm-up, a factor of the scheduled rate: w + (1 − w) step / warmup_steps with w = first / peak."""
+    """mmcv's linear warm-up, a factor of the scheduled learning rate: w + (1 − w) step / warmup_steps with w = first / peak."""
     if step >= curve.warmup_steps:
         return 1.0
     least = curve.first / curve.peak
@@ -104,7 +104,7 @@ def _one_cycle_values(step: int, curve: Curve, settings: Settings) -> Values:
     return Values(rate, one_cycle(step, curve.steps, curve.warmup_steps, (ends, peak, ends), settings.anneal))
 
 
-def _annealed(start: float, end: float, share: float, anneal: str) -> float:
+def _anneal(start: float, end: float, share: float, anneal: str) -> float:
     if anneal == "linear":
         return (end - start) * share + start
     return end + (start - end) / 2.0 * (cos(pi * share) + 1)

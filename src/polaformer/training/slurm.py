@@ -1,11 +1,11 @@
-"""What torchrun would have told a process, from what SLURM's `srun` told it. Needs no PyTorch."""
+"""The environment variables that torchrun would set, derived from those of SLURM's `srun`. Needs no PyTorch."""
 
 import re
 from collections.abc import Mapping
 
 
 def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """RANK and the others; {} outside `srun` (a batch script alone is one process), or where torchrun set them."""
+    """RANK, WORLD_SIZE, …; {} outside `srun` (a batch script alone is one process), or if torchrun already set them."""
     is_step = "SLURM_STEP_ID" in environment and "SLURM_PROCID" in environment
     number = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS", "1")
     if "RANK" in environment or not is_step or int(number) < 2:
@@ -24,7 +24,7 @@ def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def first_host(nodes: str) -> str:
-    """The first host of SLURM's list: "node[007-012,20],other" is "node007"."""
+    """The first host of SLURM's node list: "node007" for "node[007-012,20],other"."""
     head, bracket, rest = nodes.partition("[")
     if not bracket or "," in head:
         return head.split(",")[0]

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as a wish to stop: the step under way is finished, the state saved. A second signal ends at once."""
+"""SIGTERM and SIGINT as requests to stop: the current step is finished and saved. A second signal ends the process at once."""
 
 import signal
 import threading
@@ -9,7 +9,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stop:
-    """Inside the block, `number` is the signal that was received, 0 if none."""
+    """Context manager: inside the block, `number` is the signal that was received, 0 if none."""
 
     def __init__(self) -> None:
         self.number = 0

@@ -1,4 +1,4 @@
-"""When things happen in a training, counted in updates: where the schedule ends, and what follows which update. No PyTorch."""
+"""When a training run logs, evaluates, saves and ends, counted in updates. Needs no PyTorch."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ from polaformer.training.settings import Settings
 
 @dataclass(frozen=True)
 class Timeline:
-    """The times of the settings, for data with so many updates per epoch.
+    """The intervals of the settings in updates, given the number of updates per epoch.
 
-    `step` is the number of updates that have been made, at least 1.
+    `step` is the number of updates made so far, at least 1.
     """
 
     settings: Settings
@@ -29,7 +29,7 @@ class Timeline:
 
     @property
     def total(self) -> int:
-        """Updates of the whole training: those of the schedule and of the cooldown."""
+        """Updates of the whole training run: schedule and cooldown."""
         return self.schedule_steps + self._cooldown_steps
 
     @property
@@ -38,28 +38,28 @@ class Timeline:
 
     @property
     def milestones(self) -> tuple[int, ...]:
-        """The updates before which a multi-step schedule lowers the rate."""
+        """The updates before which a multi-step schedule lowers the learning rate."""
         unit = self.steps_per_epoch if self.settings.steps is None else 1
         return tuple(milestone * unit for milestone in self.settings.milestones)
 
     def ends_epoch(self, step: int) -> bool:
-        """Whether update `step` was the last of an epoch, or of the training, which may end within one."""
+        """Whether update `step` was the last of an epoch or of the run, which may end within an epoch."""
         return step % self.steps_per_epoch == 0 or step == self.total
 
     def logs_after(self, step: int) -> bool:
-        """Whether the journal gets a line."""
+        """Whether the journal gets a line after update `step`."""
         epochs = self.settings.log_every_epochs
         if epochs is None:
             return step % self.settings.log_every == 0 or self.ends_epoch(step)
         return self._is_due(step, epochs * self.steps_per_epoch)
 
     def evaluates_after(self, step: int) -> bool:
-        """Whether the model is evaluated."""
+        """Whether the model is evaluated after update `step`."""
         steps = self.settings.eval_every_steps
         return self._is_due(step, self.settings.eval_every * self.steps_per_epoch if steps is None else steps)
 
     def saves_after(self, step: int) -> bool:
-        """Whether a checkpoint is written."""
+        """Whether a checkpoint is written after update `step`."""
         epochs = self.settings.save_every_epochs or 1
         return self._is_due(step, self.settings.save_every or epochs * self.steps_per_epoch)
 
@@ -67,19 +67,19 @@ class Timeline:
         return step % every == 0 or step == self.total
 
     def problems(self) -> list[str]:
-        """What makes no sense with these data, a line each; `Settings.problems` tells the rest."""
+        """Problems of the settings with this data, one line each; `Settings.problems` returns those of any data."""
         settings, end, found = self.settings, self.schedule_steps, []
         if self.warmup_steps > end:
             given = (
-                f"warmup_epochs is {settings.warmup_epochs}, which are {self.warmup_steps} updates of these data,"
+                f"warmup_epochs is {settings.warmup_epochs}, which is {self.warmup_steps} updates with this data,"
                 if settings.warmup_steps is None
                 else f"warmup_steps is {settings.warmup_steps},"
             )
-            found.append(f"{given} but the schedule has only {end}; give --warmup-steps of at most {end}, or a longer schedule")
-        # A budget in epochs may have any cooldown, as before there were others.
+            found.append(f"{given} but the schedule has only {end}; give --warmup-steps ≤ {end}, or a longer schedule")
+        # A schedule in epochs may have any cooldown.
         if settings.steps is not None and self._cooldown_steps > end:
             found.append(
-                f"cooldown_epochs is {settings.cooldown_epochs}, which are {self._cooldown_steps} updates of these data, more "
+                f"cooldown_epochs is {settings.cooldown_epochs}, which is {self._cooldown_steps} updates with this data, more "
                 f"than the {end} of the schedule; give fewer, or more --steps"
             )
         return found

@@ -25,16 +25,16 @@ from polaformer.tasks.classification.objective import Counts, CrossEntropy
 from polaformer.tasks.classification.predictor import Classifier, describe
 from polaformer.tasks.classification.recipe import ClassificationRecipe
 from polaformer.tasks.figures import Figure
-from polaformer.training.memory_estimate import estimate
+from polaformer.training.memory_estimate import estimate_memory
 from polaformer.training.optim import check_settings, check_trainable
-from polaformer.training.run import weights_of
+from polaformer.training.run import weights_file
 from polaformer.weights.files import read_metadata, read_state_dict
 
 
 class ClassificationJob:
     """A classification recipe with its data opened and its model made; raises SettingsError or DataError."""
 
-    batch = LabelledImages
+    batch_class = LabelledImages
 
     def __init__(self, recipe: ClassificationRecipe, *, data: Data | None = None) -> None:
         self.recipe = recipe
@@ -91,7 +91,7 @@ class ClassificationJob:
         """What to call a training image."""
         return self.data.train.name(index)
 
-    def most_bad(self) -> int | None:
+    def max_bad_samples(self) -> int | None:
         """How many images of an epoch may be skipped; None where the first one ends the run."""
         if self.recipe.on_bad_image == "error":
             return None
@@ -110,7 +110,7 @@ class ClassificationJob:
         """What a training would need."""
         recipe = self.recipe
         images = torch.empty(part, len(recipe.mean), recipe.img_size, recipe.img_size, device="meta")
-        memory = estimate(self.on_meta(), lambda model: model(images), recipe)
+        memory = estimate_memory(self.on_meta(), lambda model: model(images), recipe)
         return {
             "training_images": len(self.data.train),
             "validation_images": len(self.data.val),
@@ -139,7 +139,7 @@ class ClassificationJob:
         reseed(derive("initialisation", self.recipe.seed))
         model = _build(self.recipe, len(self.data.classes), "cpu")
         if self.recipe.checkpoint is not None:
-            weights = weights_of(Path(self.recipe.checkpoint))
+            weights = weights_file(Path(self.recipe.checkpoint))
             load_weights(model, weights, reset_head=not self._has_these_classes(weights))
         return model
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from polaformer.extras import require
 from polaformer.tasks.recipe import Recipe
-from polaformer.training.words import Metric, Words
+from polaformer.training.metric import Metric, TaskTerms
 
 if TYPE_CHECKING:
     from polaformer.tasks.classification.job import ClassificationJob
@@ -19,7 +19,7 @@ class ClassificationRecipe(Recipe):
     """Image classification. The defaults are the authors' for ImageNet-1K and Swin."""
 
     task: ClassVar[str] = "classification"
-    words: ClassVar[Words] = Words(Metric("accuracy", "%"), "images", "--max-bad-share", "--on-bad-image skip")
+    terms: ClassVar[TaskTerms] = TaskTerms(Metric("accuracy", "%"), "images", "--max-bad-share", "--on-bad-image skip")
 
     data: str | None = None
     """A folder of class folders (or with train and val in it), a .tar or a folder of them, an .npz, hfds:FOLDER, or digits."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from polaformer.training.words import Metric
+from polaformer.training.metric import Metric
 
 NAN = float("nan")
 
