@@ -25,3 +25,21 @@ def test_tests_that_the_documents_name_exist():
         missing = [name for name in named if f"def {name}(" not in tests]
         missing += [path for path in re.findall(r"`(tests/[\w/.]+)`", text) if not (ROOT / path).exists()]
         assert not missing
+
+
+def anchors(document: Path) -> set[str]:
+    """The names that links can have after #: headings in lower case, without punctuation, spaces as hyphens."""
+    text = re.sub(r"^```.*?^```$", "", document.read_text(), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize(
+    "document", ["README.md", "CHANGELOG.md", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md"))]
+)
+def test_links_lead_to_files_and_headings_that_exist(document):
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", (ROOT / document).read_text()):
+        path, _, anchor = target.partition("#")
+        file = (ROOT / document).parent / path if path else ROOT / document
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
