@@ -29,8 +29,8 @@ RECORD = Counts.record
 BROKEN: dict[str, tuple[type, str, Any, str]] = {
     "no metric": (Counts, "record", lambda self: {"samples": 0}, "it needs 'accuracy' and 'samples'"),
     "a name of the journal": (Counts, "record", lambda self: RECORD(self) | {"step": 1}, "none of .*step"),
-    "no task": (ClassificationJob, "metadata", lambda self: {}, "says in its metadata that the task is None"),
-    "another task": (ClassificationJob, "metadata", lambda self: {"task": "ink"}, "that the task is 'ink'"),
+    "no task": (ClassificationJob, "metadata", lambda self: {}, "metadata .* name the task None"),
+    "another task": (ClassificationJob, "metadata", lambda self: {"task": "ink"}, "name the task 'ink'"),
     "another validation": (ClassificationJob, "splits", ("dev", "test"), "the first one must be 'val'"),
     "no splits": (ClassificationJob, "splits", (), "the first one must be 'val'"),
 }
@@ -125,7 +125,7 @@ def test_a_task_of_another_package_is_found(entries: list[EntryPoint], monkeypat
     ("name", "told"),
     [
         ("RENAMED", "InkRecipe is not a Recipe whose `task` is 'water'"),
-        ("TWIN", "there is a task 'classification' already"),
+        ("TWIN", "there is already a task 'classification'"),
         ("FOREIGN", "ink/loud cannot be resumed: make them instances of InkRecipe itself"),
         ("LOUD", "LoudRecipe has the field 'json', an option of `polaformer train`; rename it"),
         ("NO_TASK", "not an instance of polaformer.tasks.task.Task"),

@@ -146,11 +146,11 @@ def test_a_run_says_of_which_task_it_is_and_names_data_so_that_it_holds_from_any
     config = json.loads((trained / "config.json").read_text())
     assert (config["task"], config["recipe"]) == ("ink", "ink/tiny")
     assert config["data"]["pictures"] == {"train": 160, "val": 21, "test": 20}
-    assert TINY.from_anywhere()["data"] == "digits"
+    assert TINY.values_with_absolute_paths()["data"] == "digits"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos").mkdir()
-    assert replace(TINY, data="photos").from_anywhere()["data"] == str(tmp_path / "photos")
-    assert replace(TINY, data="wiki:en").from_anywhere()["data"] == "wiki:en"
+    assert replace(TINY, data="photos").values_with_absolute_paths()["data"] == str(tmp_path / "photos")
+    assert replace(TINY, data="wiki:en").values_with_absolute_paths()["data"] == "wiki:en"
 
 
 def test_the_report_shows_the_figures_of_the_task(trained: Path) -> None:
@@ -270,7 +270,7 @@ def test_a_dry_run_tells_what_it_would_need_and_writes_nothing(data: str, tmp_pa
         (["train", "ink/tiny", "--grad-checkpointing"], ["grad_checkpointing is true"]),
         (["train", "ink/tiny", "--frozen-stages", "1", "--optimizer", "sdg"], ["frozen_stages is 1", "optimizer is 'sdg'"]),
         (["train", "ink/tiny", "--batch-size", "5000"], ["batch_size is 5000, but there are 1437 pictures"]),
-        (["check", "digits", "--task", "ink"], ["the task 'ink' has no check of data"]),
+        (["check", "digits", "--task", "ink"], ["the task 'ink' cannot check data"]),
         (["models", "--task", "ink"], ["the task 'ink' lists no models"]),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
@@ -309,7 +309,7 @@ def test_without_the_package_its_weights_and_runs_are_one_clear_error(
     ):
         out, err = told(words, tmp_path, code=65)
         assert "there is no task 'ink'; there are classification" in err
-        assert "is a package that brings it not installed?" in err
+        assert "is the package that provides it installed?" in err
         assert (out, len(err.splitlines())) == ("", 1)
     _, err = told(["train", "ink/tiny"], tmp_path, code=2)
     assert "there is no recipe 'ink/tiny'" in err
@@ -327,7 +327,7 @@ def test_a_broken_entry_point_is_told_when_asked_for_and_disturbs_no_other_task(
         _, err = told(command, tmp_path, code=2)
         assert "the task 'broken' of broken_task:TASK cannot be used: ImportError: it needs a package that is not there" in err
         assert "the task 'number' of math:pi cannot be used: TypeError: math:pi is a float" in err
-        assert "the task 'second' of ink_task:TASK cannot be used: ValueError: there is a task 'ink' already" in err
+        assert "the task 'second' of ink_task:TASK cannot be used: ValueError: there is already a task 'ink'" in err
     for recipe in ("ink/tiny", "digits/pola-vit-tiny"):
         out, err = told(["train", recipe, "--data", data, "--batch-size", "16", "--dry-run"], tmp_path)
         assert "Nothing was trained" in out

@@ -27,7 +27,7 @@ from polaformer.tasks.classification.job import ClassificationJob
 from polaformer.tasks.classification.recipe import ClassificationRecipe
 from polaformer.tasks.options import with_values
 from polaformer.tasks.recipe import as_values, option_names
-from polaformer.tasks.running import prepared
+from polaformer.tasks.running import prepare
 from polaformer.training.optim import Schedule, create_optimizer
 
 
@@ -238,16 +238,16 @@ def test_all_problems_are_told_at_once() -> None:
         ({"crop_pct": 0.0}, "crop_pct is 0.0"),
         ({"crop_scale": (1.0, 0.5)}, "the smaller one first"),
         ({"crop_ratio": (0.0, 1.0)}, "crop_ratio is 0 to 1"),
-        ({"hflip": 2.0}, "hflip is 2.0; give a share from 0 to 1"),
+        ({"hflip": 2.0}, "hflip is 2.0; give a number in [0, 1]"),
         ({"smoothing": 1.0}, "smoothing is 1.0"),
         ({"img_size": 0}, "img_size is 0"),
         ({"dims": ()}, "dims is ()"),
         ({"depths": (0,)}, "depths is (0,)"),
         ({"mean": (0.1, 0.2)}, "give three numbers each, or one each"),
         ({"std": (0.0,)}, "std above 0"),
-        ({"mixup": 0.5, "batch_size": 9}, "mixing needs an even number of images"),
+        ({"mixup": 0.5, "batch_size": 9}, "mixup and cutmix need an even number of images"),
         ({"needs_checkpoint": True}, "fine-tuning starts from weights"),
-        ({"attention_options": ("gate",)}, "attention_options holds 'gate'; give NAME=VALUE"),
+        ({"attention_options": ("gate",)}, "attention_options has 'gate'; give NAME=VALUE"),
         ({"attention_options": ("gate=linear", "gate=None")}, "attention_options gives gate twice"),
     ],
 )
@@ -275,7 +275,7 @@ def test_a_number_that_makes_no_sense_is_named(changes: dict[str, Any], told: st
 )
 def test_what_needs_pytorch_to_be_checked_is_checked_before_the_work(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(SettingsError, match=told):
-        prepared(replace(DIGITS, **changes))
+        prepare(replace(DIGITS, **changes))
 
 
 scalars = some.one_of(some.none(), some.booleans(), some.integers(), some.floats(), some.text(max_size=4))

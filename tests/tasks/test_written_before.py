@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from commands import run
 from polaformer.data.sources.digits import open_digits
 from polaformer.tasks.classification.predictor import load_classifier
-from polaformer.tasks.stored import recipe_of
+from polaformer.tasks.stored_recipe import load_recipe
 
 WRITTEN = Path(__file__).resolve().parents[1] / "written" / "0.1.0"
 
@@ -79,4 +79,4 @@ def test_a_configuration_that_names_no_task_is_one_of_classification(written: Pa
     config = json.loads(path.read_text())
     del config["task"]
     path.write_text(json.dumps(config))
-    assert recipe_of(written / "stopped")[1].task == "classification"
+    assert load_recipe(written / "stopped").task == "classification"
