@@ -1,4 +1,4 @@
-"""The recipes for people's own photos: a folder is all that they need."""
+"""The recipes for your own photos: an image folder is all that they need."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ SHORT = {"epochs": 1, "warmup_epochs": 0, "batch_size": 8}
 
 
 def write_photos(root: Path, classes: tuple[str, ...], number: int = 12) -> Path:
-    """Photos of several shapes."""
+    """Writes photos of several sizes."""
     draws = np.random.default_rng(0)
     for name in classes:
         (root / name).mkdir(parents=True)
@@ -40,7 +40,7 @@ def test_a_folder_is_all_that_is_needed_and_asked_for(recipe, photos: Path) -> N
     missing = ["give them with --data", "give a weights file with --checkpoint"] if recipe.needs_checkpoint else ["--data"]
     problems = recipe.problems()
     assert len(problems) == len(missing)
-    assert all(told in problem for told, problem in zip(missing, problems, strict=True))
+    assert all(message in problem for message, problem in zip(missing, problems, strict=True))
     if not recipe.needs_checkpoint:
         job, _ = prepare(replace(recipe, data=str(photos), batch_size=8))
         assert job.steps_per_epoch > 0

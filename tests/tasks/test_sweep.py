@@ -1,4 +1,4 @@
-"""What a sweep is, without training one: its files, the states of its runs, its statistics."""
+"""Sweeps without training: their files, the states of their runs, their statistics."""
 
 import json
 import os
@@ -123,11 +123,11 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_sweep_is_one_clear_error(name: str, tmp_path: Path) -> None:
-    text, told = BAD[name]
+    text, message = BAD[name]
     with pytest.raises(SettingsError) as caught:
         cells_of(tmp_path / "bad.toml", text)
     [problem] = caught.value.problems
-    assert told in problem
+    assert message in problem
     assert str(tmp_path / "bad.toml") in problem
 
 
@@ -143,11 +143,11 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("name", UNREADABLE)
 def test_a_file_that_is_no_toml_is_one_clear_error(name: str, tmp_path: Path) -> None:
-    content, told = UNREADABLE[name]
+    content, message = UNREADABLE[name]
     (tmp_path / "bad.toml").write_bytes(content)
     with pytest.raises(DataError) as caught:
         read_cells([tmp_path / "bad.toml"], find)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -184,7 +184,7 @@ def test_all_mistakes_of_all_cells_of_all_files_are_told_at_once(tmp_path: Path)
 def make_run(
     run: SweepRun, journal: list[dict[str, Any]], *, shipped: bool, steps: tuple[int, ...] = (), **options: Any
 ) -> None:
-    """The files of a run that the state is read from."""
+    """Writes the files of a run that determine its state."""
     for step in steps:
         (run.folder / "checkpoints" / f"step-{step:09d}").mkdir(parents=True)
     run.folder.mkdir(parents=True, exist_ok=True)
@@ -199,7 +199,7 @@ def make_run(
 
 @pytest.fixture
 def run(tmp_path: Path) -> SweepRun:
-    """Of ten updates an epoch, in the journals here."""
+    """A run with ten updates per epoch in the journals below."""
     return plan_runs([Cell("a", replace(RECIPE, epochs=2, warmup_epochs=0), (0,))], tmp_path)[0]
 
 
@@ -324,14 +324,14 @@ def test_the_time_left_counts_runs_that_have_not_begun_by_others_of_their_cell(t
     pace.update(runs[2], 1, 50)
     assert pace.seconds_left() is None
     now = 13.9
-    pace.update(runs[0], 100, 100)  # 0.1 s an update
+    pace.update(runs[0], 100, 100)  # 0.1 s per update
     now = 14.0
-    pace.update(runs[2], 11, 50)  # 1 s an update
+    pace.update(runs[2], 11, 50)  # 1 s per update
     assert pace.updates_per_second() == pytest.approx(99 / 10 + 10 / 10)
     pace.end(runs[0])
     assert pace.updates_per_second() == pytest.approx(1.0)
     assert pace.num_over == 1
-    # 100 updates of the second quick run, 39 of the slow one, 50 of its second, two to load: two at a time.
+    # 100 updates of the second quick run, 39 of the slow one, 50 of the second slow one, and two loads: two at a time.
     assert pace.seconds_left() == pytest.approx((100 * 10 / 99 + 39 * 1.0 + 50 * 1.0 + 2 * 4.0) / 2)
     assert pace.share() == pytest.approx(111 / 300)
 
