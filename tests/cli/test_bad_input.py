@@ -265,9 +265,9 @@ TRAIN: dict[str, Case] = {
     "more than all": Case(train(hflip=1.5), USAGE, ["hflip is 1.5; give a number in [0, 1]"]),
     "all held out": Case(train(val_share=1), USAGE, ["val_share is 1.0; give a number in [0, 1)"]),
     "a crop backwards": Case(
-        train("--crop-scale", "0.9", "0.1"), USAGE, ["crop_scale is 0.9 to 0.1; give two numbers above 0"]
+        train("--crop-scale", "0.9", "0.1"), USAGE, ["crop_scale is 0.9 to 0.1; give two positive numbers"]
     ),
-    "no width": Case(train(dims=0), USAGE, ["dims is (0,); give positive numbers, one a stage"]),
+    "no width": Case(train(dims=0), USAGE, ["dims is (0,); give positive numbers, one per stage"]),
     "no pixels": Case(train(img_size=0), USAGE, ["img_size is 0; give an integer ≥ 1"]),
     "two channels": Case(
         train("--mean", "0.1", "0.2"), USAGE, ["mean is (0.1, 0.2) and std (0.376,); give three numbers each"]
@@ -434,14 +434,14 @@ WEIGHTS: dict[str, tuple[str, int, list[str]]] = {
     "numbers that are not finite": (
         "not-finite.safetensors",
         BAD_DATA,
-        ["not-finite.safetensors has numbers that are not finite"],
+        ["not-finite.safetensors has weights that are not finite"],
     ),
     "a parameter too many": ("extra.safetensors", BAD_DATA, ["its parameters are not those of the model that it names"]),
     "a model beyond memory": ("huge-model.safetensors", BAD_DATA, ["what it says of its model makes no sense"]),
     "images beyond memory": ("huge-images.safetensors", BAD_DATA, ["are not valid (img_size is (1000000, 1000000)"]),
     "images without pixels": ("no-size.safetensors", BAD_DATA, ["img_size is (0, 8); give a height and a width"]),
     "an unknown interpolation": ("interpolation.safetensors", BAD_DATA, ["with 'magic'"]),
-    "other channels": ("channels.safetensors", BAD_DATA, ["images have 3 channels, but the model 1"]),
+    "other channels": ("channels.safetensors", BAD_DATA, ["images have 3 channels, but the model takes 1"]),
     "a mean that is none": ("mean.safetensors", BAD_DATA, ["its metadata on classes or preprocessing are not valid"]),
     "too few names of classes": ("few-classes.safetensors", BAD_DATA, ["the class names are not 10 strings"]),
     "broken names of classes": ("no-json.safetensors", BAD_DATA, ["its metadata on classes or preprocessing are not valid"]),

@@ -171,7 +171,7 @@ def _build_model(recipe: ClassificationRecipe, num_classes: int, device: str) ->
             model = create_model(recipe.model, num_classes=num_classes, **recipe.model_options())
     except (ValueError, TypeError) as error:
         raise SettingsError(f"model {recipe.model}: {error}") from error
-    except (RuntimeError, OverflowError) as error:  # PyTorch's, for more memory than there is available
+    except (RuntimeError, OverflowError) as error:  # from PyTorch, if memory does not suffice
         reason = str(error).splitlines()[0]
         raise SettingsError(
             f"model {recipe.model} cannot be built: {reason}; give smaller dims, depths or mlp_ratios"
