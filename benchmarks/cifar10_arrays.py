@@ -1,9 +1,9 @@
-"""CIFAR-10 as the array file that `polaformer train --data` reads, from lossless mosaics of 25×40 images each.
+"""Writes CIFAR-10 as an array file for `polaformer train --data`, from lossless mosaics of 25×40 images each.
 
 Usage: python benchmarks/cifar10_arrays.py FOLDER_OF_MOSAICS cifar10.npz
 
-The folder holds train_00.webp … train_49.webp, test_00.webp … test_09.webp, 1,000 images of 32×32 pixels in each, row by row,
-and labels.npz with y_train and y_test.
+The folder contains train_00.webp … train_49.webp and test_00.webp … test_09.webp, each with 1,000 images of 32×32 pixels row by
+row, and labels.npz with y_train and y_test.
 """
 
 import sys
@@ -17,7 +17,7 @@ ROWS, COLUMNS, SIDE = 25, 40, 32
 
 
 def images_of(mosaic: Path) -> np.ndarray:
-    """The images of one mosaic, (1000, 32, 32, 3) bytes."""
+    """The images of one mosaic, (1000, 32, 32, 3) uint8."""
     with Image.open(mosaic) as image:
         pixels = np.asarray(image.convert("RGB"))
     tiles = pixels.reshape(ROWS, SIDE, COLUMNS, SIDE, 3).swapaxes(1, 2)  # (rows, columns, height, width, 3)
@@ -29,10 +29,10 @@ def main(folder: Path, target: Path) -> None:
     with np.load(folder / "labels.npz", allow_pickle=False) as file:
         labels = {part: file[f"y_{part}"].astype(np.int64) for part in ("train", "test")}
     arrays: dict[str, np.ndarray] = {"classes": np.array(CLASSES)}
-    for part, its_labels in labels.items():
+    for part, part_labels in labels.items():
         mosaics = sorted(folder.glob(f"{part}_*.webp"))
         arrays[f"x_{part}"] = np.concatenate([images_of(mosaic) for mosaic in mosaics])
-        arrays[f"y_{part}"] = its_labels
+        arrays[f"y_{part}"] = part_labels
         print(f"{part}: {len(arrays[f'x_{part}']):,} images from {len(mosaics)} mosaics")
     np.savez(target, allow_pickle=False, **arrays)
 

@@ -1,8 +1,8 @@
-"""1,500 images of CIFAR-10 as a folder of photos, to try the photo recipes on: 150 per class to train, 100 to validate.
+"""Writes images of CIFAR-10 as an image folder for the photo recipes: per class 150 for training and 100 for validation.
 
 Usage: python benchmarks/cifar10_photos.py FOLDER_OF_MOSAICS photos
 
-The folder of mosaics is that of benchmarks/cifar10_arrays.py. Of each class the first images are taken, in their order.
+The folder of mosaics is the one of benchmarks/cifar10_arrays.py. The first images of each class are used, in order.
 """
 
 import sys
@@ -12,11 +12,11 @@ import numpy as np
 from cifar10_arrays import CLASSES, images_of
 from PIL import Image
 
-PARTS = {"train": ("train", 150), "test": ("val", 100)}  # what CIFAR-10 calls it → the folder, images per class
+PARTS = {"train": ("train", 150), "test": ("val", 100)}  # name in CIFAR-10 → (folder, images per class)
 
 
 def main(mosaics: Path, target: Path) -> None:
-    """Writes the folder."""
+    """Writes the image folder."""
     labels = np.load(mosaics / "labels.npz", allow_pickle=False)
     for source, (part, number) in PARTS.items():
         images = np.concatenate([images_of(path) for path in sorted(mosaics.glob(f"{source}_*.webp"))[:3]])

@@ -1,7 +1,7 @@
-"""How the operator's time grows with the number of tokens, alone in a warm process: python benchmarks/doublings.py
+"""Measures how the operator's time grows with the number of tokens in a warm process: python benchmarks/doublings.py
 
-`polaformer bench op --lengths` takes all lengths and all contenders in turns, so that every call finds cold caches and memory
-that the published form has just used by the gigabyte. Here each length is called in a row and the best time counts.
+`polaformer bench op --lengths` alternates between all lengths and contenders, so every call starts with cold caches, after the
+published form has just used gigabytes of memory. Here all calls of a length follow each other, and the best time counts.
 """
 
 import time
@@ -15,7 +15,7 @@ HEADS, WIDTH, SECONDS = 4, 32, 5.0
 
 
 def best_time(num_tokens: int) -> float:
-    """Seconds of the quickest call within a few seconds of calls."""
+    """The time in seconds of the fastest call, of SECONDS seconds of calls and at least five."""
     q, k, v = (torch.randn(1, HEADS, num_tokens, WIDTH) for _ in range(3))
     power = torch.full((HEADS, WIDTH), 3.0)
     times: list[float] = []
@@ -27,15 +27,14 @@ def best_time(num_tokens: int) -> float:
 
 
 def main() -> None:
-    """Prints a line for each length."""
+    """Prints one line per length."""
     before = None
     with torch.no_grad():
         for num_tokens in LENGTHS:
             found = best_time(num_tokens)
-            growth = "" if before is None else f"{found / before:.2f} times the last"
-            print(
-                f"{num_tokens:8d} tokens {1e3 * found:9.3f} ms {1e9 * found / num_tokens:6.0f} ns a token  {growth}", flush=True
-            )
+            growth = "" if before is None else f"{found / before:.2f} times the previous"
+            per_token = 1e9 * found / num_tokens
+            print(f"{num_tokens:8d} tokens {1e3 * found:9.3f} ms {per_token:6.0f} ns per token  {growth}", flush=True)
             before = found
 
 

@@ -1,4 +1,4 @@
-"""`polaformer sweep` in a process of its own; its runs are forked from it rather than started anew, so PyTorch loads once."""
+"""Runs `polaformer sweep` in a separate process that forks its runs instead of starting them, so that PyTorch loads once."""
 
 import os
 import signal
@@ -35,12 +35,12 @@ def write(path: Path, text: str) -> Path:
 
 
 def start(words: list[Any], folder: Path) -> BaseProcess:
-    """`polaformer sweep` with these words; what it prints goes into the folder."""
+    """Starts `polaformer sweep` with these arguments; its stdout and stderr go to files in the folder."""
     return faults.spawn(_sweep, [str(word) for word in words], folder / "stdout", folder / "stderr")
 
 
 def run(words: list[Any], folder: Path) -> tuple[int, str, str]:
-    """The same to its end: the exit code, and what was printed on stdout and stderr."""
+    """Runs it to the end; returns the exit code, stdout and stderr."""
     process = start(words, folder)
     process.join(120)
     assert process.exitcode is not None, "it did not end within two minutes"
@@ -60,14 +60,14 @@ def _sweep(words: list[str], stdout: Path, stderr: Path) -> None:
 
 
 def _train() -> None:
-    """What the program would do that Popen is about to start; with the same three streams, and nothing else of this process."""
+    """Does what the program would do that Popen is about to start, with only its three streams left open."""
     from polaformer.cli import sweep_run
 
     os.closerange(3, 1024)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as in every program of Python
-    sweep_run.report = lambda *results, **options: None  # type: ignore[assignment]  # takes longer than these trainings
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # Python's default
+    sweep_run.report = lambda *results, **options: None  # type: ignore[assignment]  # takes longer than training here
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     code = 1
     try:

@@ -20,11 +20,11 @@ from polaformer.attention import AttentionLayer, WindowAttention
 from polaformer.data.sources.arrays import Arrays
 from polaformer.data.transforms import Preprocessing
 from polaformer.errors import CannotWriteError, ImageError
-from polaformer.tasks.classification.figures import of_classifier
+from polaformer.tasks.classification.figures import collect_figures
 from polaformer.tasks.classification.objective import Counts
 from polaformer.tasks.classification.predictor import Classifier
 from polaformer.tasks.classification.recipe import ClassificationRecipe
-from polaformer.tasks.figures import AttentionOn, Predictions
+from polaformer.tasks.figures import AttentionInputs, Predictions
 
 NASTY = "<script>alert(1)</script>"
 GLOBAL = ["pola_deit_tiny", "softmax_deit_tiny", "pola_pvt_tiny", "softmax_pvt_tiny"]
@@ -205,7 +205,7 @@ def run_result(
         "summary": counts.summary(),
         "num_unreadable": 2,
         "journal": journal,
-        "figures": of_classifier(classifier, counts, source),
+        "figures": collect_figures(classifier, counts, source),
         "settings": {"model": "pola_deit_tiny", "lr": 1e-3, "dims": (16,), "checkpoint": None},
     }
     return RunResult(**(values | changes))
@@ -282,7 +282,7 @@ def test_any_number_of_classes_channels_and_images_is_reported(tmp_path: Path, o
 def test_the_mean_entropy_is_that_of_all_blocks_streams_and_images() -> None:
     run = run_result(num_images=3)
     shown = run.figures["Attention maps"]
-    assert isinstance(shown, AttentionOn)
+    assert isinstance(shown, AttentionInputs)
     assert len(shown.images) == 3
     found = [mean for block in attention_maps(shown.model, torch.stack(shown.images)) for mean in block.entropy.values()]
     assert len(found) == 4

@@ -236,7 +236,7 @@ TRAIN: dict[str, Case] = {
     "a word alone": Case(["train", "digits/pola-vit-tiny", "fast"], USAGE, ["'fast' stands alone; options are --name VALUE"]),
     "a word too many": Case(train("fast"), USAGE, ["--out is new fast; give a string"]),
     "an option twice": Case(train("--epochs", "2"), USAGE, ["--epochs is given twice"]),
-    "an option without a value": Case(train("--seed"), USAGE, ["--seed is nothing; give a whole number"]),
+    "an option without a value": Case(train("--seed"), USAGE, ["--seed is nothing; give an integer"]),
     "several at once": Case(
         train(epochs=0, lr="x", batch_size=-2, hflip=3, optimiser="sgd"),
         USAGE,
@@ -249,10 +249,10 @@ TRAIN: dict[str, Case] = {
             "--optimiser",
         ],
     ),
-    "half an epoch": Case(train(epochs=1.5), USAGE, ["--epochs is 1.5; give a whole number"]),
+    "half an epoch": Case(train(epochs=1.5), USAGE, ["--epochs is 1.5; give an integer"]),
     "a text as a number": Case(train(lr="fast"), USAGE, ["--lr is fast; give a number"]),
     "maybe": Case(train(compile="maybe"), USAGE, ["--compile is maybe; give true or false"]),
-    "one number for two": Case(train(crop_scale=1), USAGE, ["--crop-scale is 1; give 2 numbers with a space between them"]),
+    "one number for two": Case(train(crop_scale=1), USAGE, ["--crop-scale is 1; give 2 numbers separated by spaces"]),
     "no epochs": Case(train(epochs=0), USAGE, ["epochs is 0; give an integer ≥ 1"]),
     "a negative seed": Case(train(seed=-1), USAGE, ["seed is -1; give an integer ≥ 0"]),
     "a huge seed": Case(train(seed=2**63), USAGE, ["give an integer < 2^63"]),
@@ -262,13 +262,13 @@ TRAIN: dict[str, Case] = {
     "an average that never moves": Case(train(ema_decay=1), USAGE, ["ema_decay is 1.0; give a number in (0, 1)"]),
     "too few checkpoints": Case(train(keep=1), USAGE, ["keep is 1; give an integer ≥ 3"]),
     "negative workers": Case(train(num_workers=-1), USAGE, ["num_workers is -1; give an integer ≥ 0"]),
-    "more than all": Case(train(hflip=1.5), USAGE, ["hflip is 1.5; give a share from 0 to 1"]),
-    "all held out": Case(train(val_share=1), USAGE, ["val_share is 1.0; give at least 0 and below 1"]),
+    "more than all": Case(train(hflip=1.5), USAGE, ["hflip is 1.5; give a number in [0, 1]"]),
+    "all held out": Case(train(val_share=1), USAGE, ["val_share is 1.0; give a number in [0, 1)"]),
     "a crop backwards": Case(
-        train("--crop-scale", "0.9", "0.1"), USAGE, ["crop_scale is 0.9 to 0.1; give two numbers above 0"]
+        train("--crop-scale", "0.9", "0.1"), USAGE, ["crop_scale is 0.9 to 0.1; give two positive numbers"]
     ),
-    "no width": Case(train(dims=0), USAGE, ["dims is (0,); give positive numbers, one a stage"]),
-    "no pixels": Case(train(img_size=0), USAGE, ["img_size is 0; give a whole number of pixels"]),
+    "no width": Case(train(dims=0), USAGE, ["dims is (0,); give positive numbers, one per stage"]),
+    "no pixels": Case(train(img_size=0), USAGE, ["img_size is 0; give an integer ≥ 1"]),
     "two channels": Case(
         train("--mean", "0.1", "0.2"), USAGE, ["mean is (0.1, 0.2) and std (0.376,); give three numbers each"]
     ),
@@ -287,8 +287,12 @@ TRAIN: dict[str, Case] = {
     "a rate that rises to the end": Case(
         train(min_lr=1), USAGE, ["lr is 0.003; it must not be below warmup_lr, 1e-05, or min_lr, 1"]
     ),
-    "an odd batch to mix": Case(train(batch_size=15, mixup=0.5), USAGE, ["mixing needs an even number of images, not 15"]),
-    "an odd part to mix": Case(train(accumulation=16, cutmix=1), USAGE, ["mixing needs an even number of images, not 1"]),
+    "an odd batch to mix": Case(
+        train(batch_size=15, mixup=0.5), USAGE, ["mixup and cutmix need an even number of images, not 15"]
+    ),
+    "an odd part to mix": Case(
+        train(accumulation=16, cutmix=1), USAGE, ["mixup and cutmix need an even number of images, not 1"]
+    ),
     "a batch larger than the data": Case(
         train(batch_size=161), USAGE, ["batch_size is 161, but there are only 160 training images"]
     ),
@@ -296,7 +300,9 @@ TRAIN: dict[str, Case] = {
         train(accumulation=3), USAGE, ["batch_size is 16, which is not a multiple of accumulation, 3"]
     ),
     "fine-tuning without weights": Case(
-        ["train", "imagenet/pola-swin-tiny-384"], USAGE, ["fine-tuning starts from weights; give their file with --checkpoint"]
+        ["train", "imagenet/pola-swin-tiny-384"],
+        USAGE,
+        ["fine-tuning starts from weights; give a weights file with --checkpoint"],
     ),
     "an unknown model": Case(
         train(model="pola_deit_tinny"), USAGE, ["there is no model 'pola_deit_tinny'; did you mean 'pola_deit_tiny'?"]
@@ -372,7 +378,7 @@ RESUME: dict[str, Case] = {
     "a name that is too long": Case(["resume", LONG], BAD_DATA, ["give the folder of a run"]),
     "negative workers": Case(["resume", "run", "--num-workers", "-1"], USAGE, ["num_workers is -1"]),
     "data that are not there": Case(["resume", "run", "--data", "gone"], BAD_DATA, ["there is no data gone; " + GIVE_DATA]),
-    "other data": Case(["resume", "run", "--data", "photos"], BAD_DATA, ["the data are not those that run was begun with"]),
+    "other data": Case(["resume", "run", "--data", "photos"], BAD_DATA, ["the data are not those that run was started with"]),
     "nothing to replay": Case(["resume", "run", "--replay"], BAD_DATA, ["run has no batch of a diverged step"]),
     "all checkpoints damaged": Case(
         ["resume", "all-damaged"],
@@ -397,8 +403,8 @@ RESUME: dict[str, Case] = {
     "config: an unknown field": Case(
         ["resume", "config-unknown"], BAD_DATA, ["there is no field 'epoch'; did you mean 'epochs'?"]
     ),
-    "config: a wrong type": Case(["resume", "config-type"], BAD_DATA, ['epochs is "3"; give a whole number']),
-    "config: a truth value": Case(["resume", "config-truth"], BAD_DATA, ["epochs is true; give a whole number"]),
+    "config: a wrong type": Case(["resume", "config-type"], BAD_DATA, ['epochs is "3"; give an integer']),
+    "config: a truth value": Case(["resume", "config-truth"], BAD_DATA, ["epochs is true; give an integer"]),
     "config: out of range": Case(["resume", "config-range"], BAD_DATA, ["epochs is -3; give an integer ≥ 1"]),
     "config: a huge number": Case(["resume", "config-huge"], BAD_DATA, ["lr is "]),
     "config: several problems": Case(
@@ -419,22 +425,26 @@ WEIGHTS: dict[str, tuple[str, int, list[str]]] = {
     "empty": ("empty.safetensors", BAD_DATA, ["empty.safetensors is empty; fetch or write it again"]),
     "cut": ("cut.safetensors", BAD_DATA, ["cut.safetensors is not a whole safetensors file"]),
     "cut in its header": ("cut-header.safetensors", BAD_DATA, ["cut-header.safetensors is not a whole safetensors file"]),
-    "no model": ("no-model.safetensors", BAD_DATA, ["no-model.safetensors holds no model that is known", "polaformer convert"]),
+    "no model": (
+        "no-model.safetensors",
+        BAD_DATA,
+        ["no-model.safetensors does not contain a known model", "polaformer convert"],
+    ),
     "of a newer version": ("newer.safetensors", BAD_DATA, ["is version '2' of our format, but this library reads '1'"]),
     "numbers that are not finite": (
         "not-finite.safetensors",
         BAD_DATA,
-        ["not-finite.safetensors has numbers that are not finite"],
+        ["not-finite.safetensors has weights that are not finite"],
     ),
     "a parameter too many": ("extra.safetensors", BAD_DATA, ["its parameters are not those of the model that it names"]),
     "a model beyond memory": ("huge-model.safetensors", BAD_DATA, ["what it says of its model makes no sense"]),
-    "images beyond memory": ("huge-images.safetensors", BAD_DATA, ["makes no sense (img_size is (1000000, 1000000)"]),
+    "images beyond memory": ("huge-images.safetensors", BAD_DATA, ["are not valid (img_size is (1000000, 1000000)"]),
     "images without pixels": ("no-size.safetensors", BAD_DATA, ["img_size is (0, 8); give a height and a width"]),
     "an unknown interpolation": ("interpolation.safetensors", BAD_DATA, ["with 'magic'"]),
-    "other channels": ("channels.safetensors", BAD_DATA, ["images have 3 channels, but the model 1"]),
-    "a mean that is none": ("mean.safetensors", BAD_DATA, ["what it says of its classes or images makes no sense"]),
-    "too few names of classes": ("few-classes.safetensors", BAD_DATA, ["the names of classes are not 10 texts"]),
-    "broken names of classes": ("no-json.safetensors", BAD_DATA, ["what it says of its classes or images makes no sense"]),
+    "other channels": ("channels.safetensors", BAD_DATA, ["images have 3 channels, but the model takes 1"]),
+    "a mean that is none": ("mean.safetensors", BAD_DATA, ["its metadata on classes or preprocessing are not valid"]),
+    "too few names of classes": ("few-classes.safetensors", BAD_DATA, ["the class names are not 10 strings"]),
+    "broken names of classes": ("no-json.safetensors", BAD_DATA, ["its metadata on classes or preprocessing are not valid"]),
     "what would run code": ("pickle.pth", BAD_DATA, ["pickle.pth is neither a safetensors file nor"]),
 }
 WEIGHTS_CASES = {
@@ -457,17 +467,15 @@ EVAL: dict[str, Case] = {
     "data of other classes": Case(
         evaluate("--data", "photos"), USAGE, ["the data have the 2 classes one, zero, the model has the 10 classes 0, 1, 2, …"]
     ),
-    "no batch": Case(evaluate("--batch-size", "0"), USAGE, ["--batch-size is 0; give a whole number of at least 1"]),
-    "negative workers": Case(
-        evaluate("--num-workers", "-1"), USAGE, ["--num-workers is -1; give a whole number of at least 0"]
-    ),
-    "no pixels": Case(evaluate("--img-size", "0"), USAGE, ["--img-size is 0; give a whole number of at least 1"]),
+    "no batch": Case(evaluate("--batch-size", "0"), USAGE, ["--batch-size is 0; give an integer ≥ 1"]),
+    "negative workers": Case(evaluate("--num-workers", "-1"), USAGE, ["--num-workers is -1; give an integer ≥ 0"]),
+    "no pixels": Case(evaluate("--img-size", "0"), USAGE, ["--img-size is 0; give an integer ≥ 1"]),
     "images beyond memory": Case(
         evaluate("--img-size", "100000"), USAGE, ["img_size is (100000, 100000)", "64,000,000 pixels"]
     ),
-    "no crop": Case(evaluate("--crop-pct", "0"), USAGE, ["--crop-pct is 0.0; give a share above 0, up to 1"]),
+    "no crop": Case(evaluate("--crop-pct", "0"), USAGE, ["--crop-pct is 0.0; give a number in (0, 1]"]),
     "a crop beyond memory": Case(evaluate("--crop-pct", "1e-9"), USAGE, ["crop_pct 1e-09", "64,000,000 pixels"]),
-    "all held out": Case(evaluate("--val-share", "1"), USAGE, ["--val-share is 1.0; give at least 0 and below 1"]),
+    "all held out": Case(evaluate("--val-share", "1"), USAGE, ["--val-share is 1.0; give a number in [0, 1)"]),
     "several at once": Case(
         evaluate("--batch-size", "0", "--crop-pct", "2"), USAGE, ["--batch-size is 0; give", "--crop-pct is 2.0; give"]
     ),
@@ -479,7 +487,7 @@ EVAL: dict[str, Case] = {
 PREDICT: dict[str, Case] = {
     "no images": Case(["predict", "--checkpoint", "run"], USAGE, ["no inputs given; name one or more files"]),
     "no checkpoint": Case(["predict", "good.png"], USAGE, ["--checkpoint"]),
-    "no classes": Case(predict("--top", "0"), USAGE, ["--top is 0; give a whole number of at least 1"]),
+    "no classes": Case(predict("--top", "0"), USAGE, ["--top is 0; give an integer ≥ 1"]),
     "a text as a number": Case(predict("--top", "many"), USAGE, ["--top"]),
     "an unknown option": Case(predict("--best", "3"), USAGE, ["--best"]),
 }
@@ -487,9 +495,7 @@ CHECK: dict[str, Case] = {
     "no data": Case(["check"], USAGE, ["no data given"]),
     "data without a name": Case(["check", ""], BAD_DATA, ["there is no data without a name"]),
     "an unknown option": Case(["check", "photos", "--fix"], USAGE, ["--fix"]),
-    "no threads": Case(
-        ["check", "photos", "--num-workers", "0"], USAGE, ["--num-workers is 0; give a whole number from 1 to 256"]
-    ),
+    "no threads": Case(["check", "photos", "--num-workers", "0"], USAGE, ["--num-workers is 0; give an integer from 1 to 256"]),
     "no manifest": Case(
         ["check", "photos", "--manifest", "gone.json"], USAGE, ["there is no manifest gone.json; write one with"]
     ),

@@ -77,10 +77,10 @@ def test_models_with_all_mechanisms_give_a_record_for_each(capsys: pytest.Captur
 def test_models_with_an_unknown_mechanism_give_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(["models", "--attention", "hidra"], capsys)
     assert (code, out) == (2, "")
-    assert "--attention has 'hidra'; did you mean 'hydra'? there are: all, angular" in " ".join(err.split())
+    assert "--attention has 'hidra'; did you mean 'hydra'? choose from all, angular" in " ".join(err.split())
     code, _, err = run(["models", "softmax_*", "--attention", "hydra"], capsys)
     assert code == 2
-    assert "--attention goes with models of ours" in err
+    assert "--attention needs pola_* models" in err
 
 
 def test_models_that_match_nothing_give_code_2(capsys: pytest.CaptureFixture[str]) -> None:

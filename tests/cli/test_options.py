@@ -94,11 +94,11 @@ def test_all_mistakes_are_told_at_once() -> None:
     with pytest.raises(SettingsError) as caught:
         parse(words, Some(), program="polaformer some")
     told = [
-        "--number is 1.5; give a whole number",
+        "--number is 1.5; give an integer",
         "--kind is c; give one of a, b or None",
         "there is no option --nmber; did you mean '--number'? polaformer some --help lists them",
         "--share is much; give a number or None",
-        "--sizes is 1 x; give whole numbers with spaces between them",
+        "--sizes is 1 x; give integers separated by spaces",
         "--loud is given twice",
         "--path is nothing; give a path or None",
     ]

@@ -19,7 +19,7 @@ from polaformer.cli.training_view import TrainingView
 from polaformer.data.audit import FORMAT
 from polaformer.data.transforms import Preprocessing
 from polaformer.errors import DataError, SettingsError
-from polaformer.tasks.classification.predictor import describe
+from polaformer.tasks.classification.predictor import classifier_metadata
 from polaformer.tasks.classification.recipe import ClassificationRecipe
 
 # Clears the screen, colours (C1), turns the text round, goes back to the start of the line; and rich's markup and smileys.
@@ -140,7 +140,7 @@ def test_what_a_weights_file_says_of_its_classes_and_images_cannot_begin_new_lin
     monkeypatch.setenv("COLUMNS", "500")
     model = create_model("pola_deit_tiny", num_classes=2, img_size=32, depths=(1,))
     (tmp_path / "x.png").write_bytes(content(0))
-    about = describe(["cat", "dog"], Preprocessing((32, 32), (0.5,) * 3, (0.5,) * 3))
+    about = classifier_metadata(["cat", "dog"], Preprocessing((32, 32), (0.5,) * 3, (0.5,) * 3))
     key = json.dumps(json.loads(about["preprocessing"]) | {FORGED: 1})
     names = json.dumps([FORGED, f"{FORGED}!"])
     for number, changed in enumerate(({"preprocessing": key}, {"classes": names})):

@@ -185,7 +185,7 @@ def test_changed_options_are_refused_before_anything_starts(
     for more in ([], ["--collect"], ["--dry-run"]):
         code, out, err = run(["sweep", file, "--out", swept / "out", *more], capsys)
         assert (code, out) == (2, "")
-        assert err.count("was begun with dims = [16], not [32]; give another --out, or the cell another name") == 3
+        assert err.count("was started with dims = [16], not [32]; give another --out, or rename the cell") == 3
     assert contents(swept / "out") == before
 
 
@@ -229,7 +229,7 @@ def test_a_sweep_that_another_process_trains_is_left_alone(swept: Path, capsys: 
         (["sweep.toml", "--dry-run", "--collect"], 2, "--dry-run and --collect are given; give one of them"),
         (["nothing.toml"], 65, "nothing.toml cannot be read: No such file or directory"),
         ([".", "--dry-run"], 65, ". cannot be read: it is not a regular file"),
-        (["wrong.toml"], 65, "wrong.toml is no TOML: Invalid value (at line 1"),
+        (["wrong.toml"], 65, "wrong.toml is not valid TOML: Invalid value (at line 1"),
         (["empty.toml"], 2, "empty.toml: there is no cell"),
         (["sweep.toml", "--out", "empty.toml/out"], 74, "cannot write to --out empty.toml/out"),
     ],

@@ -216,7 +216,7 @@ def test_names_with_markup_are_shown_as_they_are(
 def test_training_without_data_says_that_it_takes_the_digits(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(["train", "cifar10/pola-pvt-nano", "--dry-run"], capsys)
     assert code == 0
-    assert "no --data given: the 1,797 bundled handwritten digits" in err
+    assert "no --data given: training on the 1,797 bundled handwritten digits" in err
     assert "1,437" in out
 
 

@@ -281,9 +281,9 @@ def test_the_share_that_is_held_out_is_an_option_as_in_training(clean: Path, cap
 @pytest.mark.parametrize(
     ("options", "code", "told"),
     [
-        (["--num-workers", "0"], 2, "--num-workers is 0; give a whole number from 1 to 256"),
-        (["--num-workers", "100000"], 2, "--num-workers is 100000; give a whole number from 1 to 256"),
-        (["--val-share", "1"], 2, "--val-share is 1.0; give at least 0 and below 1"),
+        (["--num-workers", "0"], 2, "--num-workers is 0; give an integer from 1 to 256"),
+        (["--num-workers", "100000"], 2, "--num-workers is 100000; give an integer from 1 to 256"),
+        (["--val-share", "1"], 2, "--val-share is 1.0; give a number in [0, 1)"),
         (["--manifest", "gone.json"], 2, "there is no manifest gone.json; write one with --write-manifest gone.json"),
         (["--write-manifest", "photos"], 2, "photos exists; give another name, or compare with --manifest photos"),
         (

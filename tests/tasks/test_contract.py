@@ -1,4 +1,4 @@
-"""What a task must keep to, told before anything is trained: its job, its counts, its entry point."""
+"""The contract of a task, checked before any training: its job, its counts, its entry point."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ RECORD = Counts.record
 BROKEN: dict[str, tuple[type, str, Any, str]] = {
     "no metric": (Counts, "record", lambda self: {"samples": 0}, "it needs 'accuracy' and 'samples'"),
     "a name of the journal": (Counts, "record", lambda self: RECORD(self) | {"step": 1}, "none of .*step"),
-    "no task": (ClassificationJob, "metadata", lambda self: {}, "says in its metadata that the task is None"),
-    "another task": (ClassificationJob, "metadata", lambda self: {"task": "ink"}, "that the task is 'ink'"),
+    "no task": (ClassificationJob, "metadata", lambda self: {}, "metadata .* name the task None"),
+    "another task": (ClassificationJob, "metadata", lambda self: {"task": "ink"}, "name the task 'ink'"),
     "another validation": (ClassificationJob, "splits", ("dev", "test"), "the first one must be 'val'"),
     "no splits": (ClassificationJob, "splits", (), "the first one must be 'val'"),
 }
@@ -40,16 +40,16 @@ BROKEN: dict[str, tuple[type, str, Any, str]] = {
 def test_a_job_that_breaks_its_contract_is_told_before_anything_is_written(
     name: str, recipe: ClassificationRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind, attribute, value, told = BROKEN[name]
+    kind, attribute, value, message = BROKEN[name]
     monkeypatch.setattr(kind, attribute, value)
-    with pytest.raises(TypeError, match=told):
+    with pytest.raises(TypeError, match=message):
         train(recipe, tmp_path / "run", lambda event, record: None)
     assert not (tmp_path / "run").exists()
 
 
 @dataclass(frozen=True, kw_only=True)
 class InkRecipe(Recipe):
-    """A recipe of another package."""
+    """A recipe from another package."""
 
     task: ClassVar[str] = "ink"
     terms: ClassVar[TaskTerms] = TaskTerms(Metric("error"))
@@ -57,13 +57,13 @@ class InkRecipe(Recipe):
 
 @dataclass(frozen=True, kw_only=True)
 class LoudRecipe(InkRecipe):
-    """With a field that `polaformer train` has."""
+    """With a field that is already an option of `polaformer train`."""
 
     json: str = ""
 
 
 class Ink(Task):
-    """A task of another package."""
+    """A task from another package."""
 
     name = "ink"
     recipe = InkRecipe
@@ -71,13 +71,13 @@ class Ink(Task):
 
 
 class Renamed(Ink):
-    """One whose recipe names another task."""
+    """A task whose recipe names another task."""
 
     name = "water"
 
 
 class Twin(Ink):
-    """One with a name that is taken."""
+    """A task whose name is already taken."""
 
     name = "classification"
     recipe = ClassificationRecipe  # type: ignore[assignment]
@@ -85,13 +85,13 @@ class Twin(Ink):
 
 
 class Foreign(Ink):
-    """One with recipes that could not be resumed."""
+    """A task with recipes that could not be resumed."""
 
     recipes = (LoudRecipe(name="ink/loud"),)
 
 
 class Loud(Ink):
-    """One whose options cannot be told apart."""
+    """A task whose options clash with those of the command."""
 
     recipe = LoudRecipe
     recipes = ()
@@ -102,7 +102,7 @@ GOOD, RENAMED, TWIN, FOREIGN, LOUD, NO_TASK = Ink(), Renamed(), Twin(), Foreign(
 
 @pytest.fixture
 def entries(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
-    """What other packages declare; the registry is asked anew, before and after."""
+    """The entry points of other packages; the registry's cache is cleared before and after."""
     found: list[EntryPoint] = []
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: found)
     registry.tasks.cache_clear()
@@ -122,10 +122,10 @@ def test_a_task_of_another_package_is_found(entries: list[EntryPoint], monkeypat
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("RENAMED", "InkRecipe is not a Recipe whose `task` is 'water'"),
-        ("TWIN", "there is a task 'classification' already"),
+        ("TWIN", "there is already a task 'classification'"),
         ("FOREIGN", "ink/loud cannot be resumed: make them instances of InkRecipe itself"),
         ("LOUD", "LoudRecipe has the field 'json', an option of `polaformer train`; rename it"),
         ("NO_TASK", "not an instance of polaformer.tasks.task.Task"),
@@ -133,20 +133,20 @@ def test_a_task_of_another_package_is_found(entries: list[EntryPoint], monkeypat
     ],
 )
 def test_one_that_cannot_be_used_is_told_to_who_asks_and_disturbs_no_other(
-    name: str, told: str, entries: list[EntryPoint], monkeypatch: pytest.MonkeyPatch
+    name: str, message: str, entries: list[EntryPoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(EntryPoint, "load", lambda self: globals()[self.attr])
     entries.append(entry(name))
     assert registry.find_task("classification").name == "classification"
     with pytest.raises(SettingsError, match="there is no task 'inc'") as caught:
         registry.find_task("inc")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_metric_that_is_not_finite_is_a_dash_and_null_and_ends_no_run(
     recipe: ClassificationRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Average precision of nothing is one."""
+    """Average precision without any objects is such a metric."""
     from polaformer.cli.run_report import report
     from polaformer.cli.training_view import TrainingView
 

@@ -1,4 +1,4 @@
-"""A task from another package: the one that docs/add-a-task.md builds, installed and put through every command."""
+"""A task from another package: the one that docs/add-a-task.md builds, installed and used with every command."""
 
 import json
 import re
@@ -28,7 +28,7 @@ BROKEN = "raise ImportError('it needs a package that is not there')\n"
 
 
 def files_of_the_page() -> dict[str, str]:
-    """What the page says stands in each file."""
+    """The contents of each file, as given on the page."""
     return dict(re.findall(r"^\*\*(\S+)\*\*\n\n```\w+\n(.*?)^```$", PAGE.read_text(), flags=re.M | re.S))
 
 
@@ -40,7 +40,7 @@ def write(folder: Path, files: dict[str, str]) -> None:
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that pip installed the package into."""
+    """The directory that pip installed the package into."""
     source, target = tmp_path_factory.mktemp("polaformer-ink"), tmp_path_factory.mktemp("site")
     write(source, files_of_the_page())
     alone = ["--no-index", "--no-deps", "--no-build-isolation", "--no-compile", "--disable-pip-version-check"]
@@ -52,7 +52,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def _installed(package: Path) -> Iterator[None]:
-    """Processes that the tests start find the package as an installed one; nothing of it stays behind in this process."""
+    """Lets processes that the tests start find the installed package; removes it from this process afterwards."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "120")
         patch.setattr(sys, "path", [str(package), *sys.path])
@@ -66,8 +66,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return faults.write_data(tmp_path_factory.mktemp("data") / "digits.npz", NUM_TRAIN, NUM_HELD_OUT)
 
 
-def told(arguments: list[Any], folder: Path, *, processes: int = 1, code: int = 0) -> tuple[str, str]:
-    """What the command prints on stdout and stderr in the first of the processes, all of which end with the code."""
+def run_command(arguments: list[Any], folder: Path, *, processes: int = 1, code: int = 0) -> tuple[str, str]:
+    """The stdout and stderr of the command in the first process; all processes must end with the exit code."""
     done = run_apart(arguments, Path(tempfile.mkdtemp(dir=folder)), processes=processes)
     assert [one[0] for one in done] == [code] * processes, done
     return done[0][1:]
@@ -75,9 +75,9 @@ def told(arguments: list[Any], folder: Path, *, processes: int = 1, code: int = 
 
 @pytest.fixture(scope="module")
 def trained(data: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of the command."""
+    """A run directory written by `polaformer train`."""
     folder = tmp_path_factory.mktemp("trained")
-    out, err = told(["train", "ink/tiny", *OPTIONS, "--data", data, "--out", folder / "run"], folder)
+    out, err = run_command(["train", "ink/tiny", *OPTIONS, "--data", data, "--out", folder / "run"], folder)
     for words in ("ink/tiny on 21 pictures (val)", "ink/tiny on 20 pictures (test)", "error", "within 1 %"):
         assert words in out
     assert re.search(r"pictures/s, loss \S+, error \d+\.\d\d %", err)
@@ -146,11 +146,11 @@ def test_a_run_says_of_which_task_it_is_and_names_data_so_that_it_holds_from_any
     config = json.loads((trained / "config.json").read_text())
     assert (config["task"], config["recipe"]) == ("ink", "ink/tiny")
     assert config["data"]["pictures"] == {"train": 160, "val": 21, "test": 20}
-    assert TINY.from_anywhere()["data"] == "digits"
+    assert TINY.values_with_absolute_paths()["data"] == "digits"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos").mkdir()
-    assert replace(TINY, data="photos").from_anywhere()["data"] == str(tmp_path / "photos")
-    assert replace(TINY, data="wiki:en").from_anywhere()["data"] == "wiki:en"
+    assert replace(TINY, data="photos").values_with_absolute_paths()["data"] == str(tmp_path / "photos")
+    assert replace(TINY, data="wiki:en").values_with_absolute_paths()["data"] == "wiki:en"
 
 
 def test_the_report_shows_the_figures_of_the_task(trained: Path) -> None:
@@ -164,7 +164,7 @@ def test_resume_after_a_kill_is_bitwise_equal(trained: Path, tmp_path: Path) -> 
     run = tmp_path / "run"
     assert faults.run(run, recipe_of(trained), Kill("update", 14)) == [-signal.SIGKILL]
     assert faults.saved_steps(run)[-1] == 12
-    told(["resume", run], tmp_path)
+    run_command(["resume", run], tmp_path)
     assert faults.outcome(run) == faults.outcome(trained)
 
 
@@ -184,13 +184,13 @@ def test_two_processes_resume_bit_for_bit(trained: Path, tmp_path: Path) -> None
 
 
 def errors_of(run: Path) -> dict[int, float]:
-    """The error of each evaluation while training, by step."""
+    """The error of each evaluation during training, by step."""
     lines = map(json.loads, (run / "journal.jsonl").read_text().splitlines())
     return {line["step"]: line["error"] for line in lines if line["kind"] == "eval"}
 
 
 def test_the_weights_of_the_lowest_error_are_shipped_also_after_a_kill(trained: Path, tmp_path: Path) -> None:
-    # It starts from trained weights, and decay takes more and more of them away.
+    # The run starts from trained weights, and weight decay shrinks them more and more.
     decay = {"lr": 1e-4, "warmup_lr": 1e-4, "min_lr": 1e-4, "warmup_epochs": 0, "weight_decay": 200.0}
     recipe = replace(recipe_of(trained), ship="best", checkpoint=str(trained / "model.safetensors"), **decay)
     whole, run = tmp_path / "whole", tmp_path / "run"
@@ -202,14 +202,14 @@ def test_the_weights_of_the_lowest_error_are_shipped_also_after_a_kill(trained: 
     last = json.loads((whole / "journal.jsonl").read_text().splitlines()[-2])
     assert (last["kind"], last["split"], last["best_step"], last["error"]) == ("final", "val", best, errors[best])
     assert faults.run(run, recipe, Kill("update", best + 3)) == [-signal.SIGKILL]
-    told(["resume", run], tmp_path)
+    run_command(["resume", run], tmp_path)
     assert faults.outcome(run) == faults.outcome(whole)
 
 
 @pytest.mark.parametrize("split", ["val", "test"])
 def test_two_processes_count_what_one_counts(split: str, trained: Path, tmp_path: Path) -> None:
     words = ["eval", "--checkpoint", trained, "--split", split, "--batch-size", "4", "--num-workers", "0", "--json"]
-    one, two = (json.loads(told(words, tmp_path, processes=number)[0]) for number in (1, 2))
+    one, two = (json.loads(run_command(words, tmp_path, processes=number)[0]) for number in (1, 2))
     assert one["result"].pop("error") == pytest.approx(two["result"].pop("error"), rel=1e-5)
     assert one == two
     assert one["result"]["samples"] == {"val": 21, "test": 20}[split]
@@ -217,7 +217,7 @@ def test_two_processes_count_what_one_counts(split: str, trained: Path, tmp_path
 
 def test_eval_has_an_option_of_the_task(trained: Path, tmp_path: Path) -> None:
     words = ["eval", "--checkpoint", trained, "--num-workers", "0", "--tolerance"]
-    strict, lax = (json.loads(told([*words, text, "--json"], tmp_path)[0]) for text in ("0", "100"))
+    strict, lax = (json.loads(run_command([*words, text, "--json"], tmp_path)[0]) for text in ("0", "100"))
     assert (strict["tolerance"], strict["result"]["close"]) == (0.0, 0)
     assert lax["result"]["close"] == lax["result"]["samples"]
     assert strict["result"]["error"] == lax["result"]["error"]
@@ -227,15 +227,15 @@ def test_a_weights_file_alone_predicts(trained: Path, digit: Path, tmp_path: Pat
     weights = shutil.copy(trained / "model.safetensors", tmp_path / "ink.safetensors")
     Image.new("L", (30, 20)).save(tmp_path / "blank.png")
     words = ["predict", digit, tmp_path / "blank.png", "--checkpoint", weights, "--decimals", "3"]
-    found = json.loads(told([*words, "--json"], tmp_path)[0])
+    found = json.loads(run_command([*words, "--json"], tmp_path)[0])
     assert [one["picture"] for one in found["pictures"]] == [str(digit), str(tmp_path / "blank.png")]
     ink, blank = (one["ink"] for one in found["pictures"])
     assert blank == 0
     assert 5 < ink < 60
-    out, _ = told(words, tmp_path)
+    out, _ = run_command(words, tmp_path)
     assert f"{ink:.3f} %" in out
     (tmp_path / "broken.png").write_bytes(b"no image")
-    out, err = told([*words, tmp_path / "broken.png"], tmp_path, code=65)
+    out, err = run_command([*words, tmp_path / "broken.png"], tmp_path, code=65)
     assert f"{ink:.3f} %" in out
     assert "broken.png is no image that can be read" in err
 
@@ -243,13 +243,13 @@ def test_a_weights_file_alone_predicts(trained: Path, digit: Path, tmp_path: Pat
 def test_checkpoints_are_weights_files_too(trained: Path, digit: Path, tmp_path: Path) -> None:
     checkpoint = trained / "checkpoints" / f"step-{EPOCHS * STEPS_PER_EPOCH:09d}"
     words = ["predict", digit, "--json", "--checkpoint"]
-    found, shipped = (json.loads(told([*words, path], tmp_path)[0])["pictures"] for path in (checkpoint, trained))
+    found, shipped = (json.loads(run_command([*words, path], tmp_path)[0])["pictures"] for path in (checkpoint, trained))
     assert found == shipped
 
 
 def test_a_dry_run_tells_what_it_would_need_and_writes_nothing(data: str, tmp_path: Path) -> None:
     words = ["train", "ink/tiny", *OPTIONS, "--data", data, "--out", tmp_path / "run", "--dry-run", "--json"]
-    found = json.loads(told(words, tmp_path)[0])
+    found = json.loads(run_command(words, tmp_path)[0])
     assert found["needs"]["pictures_at_once"] == 16
     assert found["needs"]["updates"] == EPOCHS * STEPS_PER_EPOCH
     assert found["needs"]["test_pictures"] == 20
@@ -270,7 +270,7 @@ def test_a_dry_run_tells_what_it_would_need_and_writes_nothing(data: str, tmp_pa
         (["train", "ink/tiny", "--grad-checkpointing"], ["grad_checkpointing is true"]),
         (["train", "ink/tiny", "--frozen-stages", "1", "--optimizer", "sdg"], ["frozen_stages is 1", "optimizer is 'sdg'"]),
         (["train", "ink/tiny", "--batch-size", "5000"], ["batch_size is 5000, but there are 1437 pictures"]),
-        (["check", "digits", "--task", "ink"], ["the task 'ink' has no check of data"]),
+        (["check", "digits", "--task", "ink"], ["the task 'ink' cannot check data"]),
         (["models", "--task", "ink"], ["the task 'ink' lists no models"]),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
@@ -279,7 +279,7 @@ def test_everything_that_is_wrong_is_told_at_once(
     command: list[str], problems: list[str], trained: Path, tmp_path: Path
 ) -> None:
     of = ["--checkpoint", trained] if command[0] in ("eval", "predict") else []
-    _, err = told([*command, *of], tmp_path, code=2)
+    _, err = run_command([*command, *of], tmp_path, code=2)
     for problem in problems:
         assert problem in err
     assert len(err.splitlines()) == (1 + len(problems) if len(problems) > 1 else 1)
@@ -288,9 +288,9 @@ def test_everything_that_is_wrong_is_told_at_once(
 def test_a_diverged_step_is_kept_and_replayed(data: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     wild = ["--optimizer", "sgd", "--lr", "1e30", "--warmup-lr", "1e30", "--clip-norm", "None", "--accumulation", "2"]
-    _, err = told(["train", "ink/tiny", *OPTIONS, *wild, "--data", data, "--out", run], tmp_path, code=70)
+    _, err = run_command(["train", "ink/tiny", *OPTIONS, *wild, "--data", data, "--out", run], tmp_path, code=70)
     assert "at step 1, with learning rate 1e+30" in err
-    found = json.loads(told(["resume", run, "--replay", "--json"], tmp_path, code=70)[0])
+    found = json.loads(run_command(["resume", run, "--replay", "--json"], tmp_path, code=70)[0])
     [again] = found["replay"]
     assert "head.1.weight" in again["not_finite"]
     parts = load_file(again["file"])
@@ -307,11 +307,11 @@ def test_without_the_package_its_weights_and_runs_are_one_clear_error(
         ["eval", "--checkpoint", trained],
         ["resume", trained],
     ):
-        out, err = told(words, tmp_path, code=65)
+        out, err = run_command(words, tmp_path, code=65)
         assert "there is no task 'ink'; there are classification" in err
-        assert "is a package that brings it not installed?" in err
+        assert "is the package that provides it installed?" in err
         assert (out, len(err.splitlines())) == ("", 1)
-    _, err = told(["train", "ink/tiny"], tmp_path, code=2)
+    _, err = run_command(["train", "ink/tiny"], tmp_path, code=2)
     assert "there is no recipe 'ink/tiny'" in err
 
 
@@ -324,17 +324,17 @@ def test_a_broken_entry_point_is_told_when_asked_for_and_disturbs_no_other_task(
     write(tmp_path / "site", {"broken_task.py": BROKEN})
     monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])
     for command in (["models", "--task", "broken"], ["train", "broken/tiny"]):
-        _, err = told(command, tmp_path, code=2)
+        _, err = run_command(command, tmp_path, code=2)
         assert "the task 'broken' of broken_task:TASK cannot be used: ImportError: it needs a package that is not there" in err
         assert "the task 'number' of math:pi cannot be used: TypeError: math:pi is a float" in err
-        assert "the task 'second' of ink_task:TASK cannot be used: ValueError: there is a task 'ink' already" in err
+        assert "the task 'second' of ink_task:TASK cannot be used: ValueError: there is already a task 'ink'" in err
     for recipe in ("ink/tiny", "digits/pola-vit-tiny"):
-        out, err = told(["train", recipe, "--data", data, "--batch-size", "16", "--dry-run"], tmp_path)
+        out, err = run_command(["train", recipe, "--data", data, "--batch-size", "16", "--dry-run"], tmp_path)
         assert "Nothing was trained" in out
         assert "broken" not in err
 
 
 @pytest.mark.long
 def test_the_recipe_gives_what_it_says(tmp_path: Path) -> None:
-    out, _ = told(["train", "ink/tiny", "--num-workers", "0", "--out", tmp_path / "run", "--json"], tmp_path)
+    out, _ = run_command(["train", "ink/tiny", "--num-workers", "0", "--out", tmp_path / "run", "--json"], tmp_path)
     assert json.loads(out)["splits"]["test"]["error"] < 1

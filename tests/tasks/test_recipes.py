@@ -1,4 +1,4 @@
-"""Recipes: the paper's numbers, the authors' schedule, and every way of getting an option wrong."""
+"""Recipes: the paper's hyperparameters, the authors' schedule, and every kind of invalid option."""
 
 import json
 import subprocess
@@ -27,12 +27,12 @@ from polaformer.tasks.classification.job import ClassificationJob
 from polaformer.tasks.classification.recipe import ClassificationRecipe
 from polaformer.tasks.options import with_values
 from polaformer.tasks.recipe import as_values, option_names
-from polaformer.tasks.running import prepared
+from polaformer.tasks.running import prepare
 from polaformer.training.optim import Schedule, create_optimizer
 
 
 def with_words(recipe: Any, words: list[str], *others: Any) -> tuple[Any, ...]:
-    """The recipe, and other dataclasses, with the options that the words give."""
+    """The recipe, and other dataclasses, with the options given on the command line."""
     return parse(words, recipe, *others, program="polaformer train")
 
 
@@ -111,7 +111,7 @@ def test_every_recipe_makes_sense_and_says_where_it_comes_from(recipe: Classific
 
 
 def test_published_weight_decay_is_off_for_vectors_and_what_the_authors_name() -> None:
-    """Powers, scales and tables of positions are decayed, as in their code; tables of relative positions are not."""
+    """Powers, scales and position tables are decayed, as in their code; relative position tables are not."""
     with torch.device("meta"):
         swin = create_model("pola_swin_tiny")
     optimizer = create_optimizer(swin, find("imagenet/pola-swin-tiny"))
@@ -183,12 +183,12 @@ def test_all_problems_are_told_at_once() -> None:
     with pytest.raises(SettingsError) as caught:
         with_words(DIGITS, ["stray", *words])
     problems = caught.value.problems
-    for told in ("--epochs", "batch_size is -3", "precision is 'fp8'", "mixup is -1.0", "'stray' stands alone", "given twice"):
-        assert any(told in problem for problem in problems), told
+    for text in ("--epochs", "batch_size is -3", "precision is 'fp8'", "mixup is -1.0", "'stray' stands alone", "given twice"):
+        assert any(text in problem for problem in problems), text
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"epochs": 0}, "epochs is 0"),
         ({"warmup_epochs": 61}, "warmup_epochs is 61, but there are only 60 epochs"),
@@ -238,26 +238,26 @@ def test_all_problems_are_told_at_once() -> None:
         ({"crop_pct": 0.0}, "crop_pct is 0.0"),
         ({"crop_scale": (1.0, 0.5)}, "the smaller one first"),
         ({"crop_ratio": (0.0, 1.0)}, "crop_ratio is 0 to 1"),
-        ({"hflip": 2.0}, "hflip is 2.0; give a share from 0 to 1"),
+        ({"hflip": 2.0}, "hflip is 2.0; give a number in [0, 1]"),
         ({"smoothing": 1.0}, "smoothing is 1.0"),
         ({"img_size": 0}, "img_size is 0"),
         ({"dims": ()}, "dims is ()"),
         ({"depths": (0,)}, "depths is (0,)"),
         ({"mean": (0.1, 0.2)}, "give three numbers each, or one each"),
         ({"std": (0.0,)}, "std above 0"),
-        ({"mixup": 0.5, "batch_size": 9}, "mixing needs an even number of images"),
+        ({"mixup": 0.5, "batch_size": 9}, "mixup and cutmix need an even number of images"),
         ({"needs_checkpoint": True}, "fine-tuning starts from weights"),
-        ({"attention_options": ("gate",)}, "attention_options holds 'gate'; give NAME=VALUE"),
+        ({"attention_options": ("gate",)}, "attention_options has 'gate'; give NAME=VALUE"),
         ({"attention_options": ("gate=linear", "gate=None")}, "attention_options gives gate twice"),
     ],
 )
-def test_a_number_that_makes_no_sense_is_named(changes: dict[str, Any], told: str) -> None:
+def test_a_number_that_makes_no_sense_is_named(changes: dict[str, Any], message: str) -> None:
     problems = replace(DIGITS, **changes).problems()
-    assert any(told in problem for problem in problems), problems
+    assert any(message in problem for problem in problems), problems
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"model": "pola_swim_tiny"}, "did you mean 'pola_swin_tiny'"),
         ({"attention": "sofmax"}, "softmax"),
@@ -273,9 +273,9 @@ def test_a_number_that_makes_no_sense_is_named(changes: dict[str, Any], told: st
         ({"batch_size": 2000}, "batch_size is 2000, but there are only 1437 training images"),
     ],
 )
-def test_what_needs_pytorch_to_be_checked_is_checked_before_the_work(changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(SettingsError, match=told):
-        prepared(replace(DIGITS, **changes))
+def test_what_needs_pytorch_to_be_checked_is_checked_before_the_work(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        prepare(replace(DIGITS, **changes))
 
 
 scalars = some.one_of(some.none(), some.booleans(), some.integers(), some.floats(), some.text(max_size=4))

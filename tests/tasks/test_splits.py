@@ -1,4 +1,4 @@
-"""A folder with train, val and test: validated on one while training, tested on the other at the end."""
+"""An image folder with train, val and test: val is evaluated during training, test at the end."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ from polaformer.training import journal
 
 
 def quiet(event: str, record: dict[str, Any]) -> None:
-    """Nobody watches."""
+    """Ignores all events."""
 
 
 def write_images(root: Path, **numbers: int) -> Path:
@@ -89,7 +89,7 @@ def test_a_test_part_of_other_classes_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_test_part_without_class_folders_has_no_labels_and_is_left_alone(tmp_path: Path) -> None:
-    """As ImageNet's."""
+    """As in ImageNet."""
     data = write_images(tmp_path / "images", train=4, val=2)
     (data / "test").mkdir()
     Image.new("L", (8, 8)).save(data / "test" / "0.png")

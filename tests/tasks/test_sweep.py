@@ -1,4 +1,4 @@
-"""What a sweep is, without training one: its files, the states of its runs, its statistics."""
+"""Sweeps without training: their files, the states of their runs, their statistics."""
 
 import json
 import os
@@ -15,9 +15,9 @@ from polaformer.cli.sweep_view import Pace
 from polaformer.errors import DataError, SettingsError
 from polaformer.recipes.registry import find
 from polaformer.tasks.recipe import as_values
-from polaformer.tasks.sweep import Cell, SweepRun, planned, read_cells
+from polaformer.tasks.sweep import Cell, SweepRun, plan_runs, read_cells
 from polaformer.tasks.sweep_results import SweepResults
-from polaformer.tasks.sweep_state import RunState, state_of, states_of
+from polaformer.tasks.sweep_state import RunState, read_state, read_states
 
 RECIPE = find("digits/pola-vit-tiny")
 DIGITS = Path(__file__).resolve().parents[2] / "docs" / "sweeps" / "digits.toml"
@@ -48,7 +48,7 @@ def test_a_cells_options_and_seeds_win_over_those_of_its_file(tmp_path: Path) ->
     text = f"seeds = [3]\n[options]\nepochs = 7\nlr = 1\n{CELL}seeds = [5, 4]\noptions = {{ epochs = 9, dims = [8] }}\n"
     [cell] = cells_of(tmp_path / "one.toml", text)
     assert cell == Cell("a", replace(RECIPE, epochs=9, lr=1.0, dims=(8,)), (5, 4))
-    runs = planned([cell], tmp_path / "out")
+    runs = plan_runs([cell], tmp_path / "out")
     assert [(run.seed, run.recipe.seed, run.folder) for run in runs] == [
         (5, 5, tmp_path / "out" / "a" / "5"),
         (4, 4, tmp_path / "out" / "a" / "4"),
@@ -68,46 +68,49 @@ def test_several_files_are_one_sweep_and_each_has_its_own_seeds(tmp_path: Path) 
     (tmp_path / "two.toml").write_text(WITH_SEEDS.replace('"a"', '"b"').replace("[0]", "[1, 2]"))
     cells = read_cells([tmp_path / "one.toml", tmp_path / "two.toml"], find)
     assert [(cell.name, cell.seeds) for cell in cells] == [("a", (0,)), ("b", (1, 2))]
-    with pytest.raises(SettingsError, match=r"one.toml, cell 'a': .*one.toml, cell 'a' has that name already"):
+    with pytest.raises(SettingsError, match=r"one.toml, cell 'a': .*one.toml, cell 'a' already has that name"):
         read_cells([tmp_path / "one.toml", tmp_path / "one.toml"], find)
 
 
 BAD = {
     "empty": ("", "bad.toml: there is no cell; begin one with [[cell]]"),
     "only seeds": ("seeds = [0]", "there is no cell"),
-    "unknown key": (f"sedes = [0]\n{WITH_SEEDS}", "there is no 'sedes' here; did you mean 'seeds'?"),
-    "unknown key of a cell": (f"{WITH_SEEDS}recipes = 1\n", "cell 'a': there is no 'recipes' here; did you mean 'recipe'?"),
-    "cell that is no list": ('seeds = [0]\n[cell]\nname = "a"\n', "cell is no list of tables; begin each cell with [[cell]]"),
-    "cells of numbers": ("seeds = [0]\ncell = [1]\n", "cell is no list of tables"),
+    "unknown key": (f"sedes = [0]\n{WITH_SEEDS}", "unknown key 'sedes'; did you mean 'seeds'?"),
+    "unknown key of a cell": (f"{WITH_SEEDS}recipes = 1\n", "cell 'a': unknown key 'recipes'; did you mean 'recipe'?"),
+    "cell that is no list": (
+        'seeds = [0]\n[cell]\nname = "a"\n',
+        "cell is not an array of tables; begin each cell with [[cell]]",
+    ),
+    "cells of numbers": ("seeds = [0]\ncell = [1]\n", "cell is not an array of tables"),
     "no name": (
         'seeds = [0]\n[[cell]]\nrecipe = "digits/pola-vit-tiny"\n',
-        "cell 1 has no name; give a name that can be a folder",
+        "cell 1 has no name; give a valid directory name",
     ),
-    "name that is a number": (WITH_SEEDS.replace('"a"', "3"), "cell 1 is called 3; give a name"),
-    "name with a slash": (WITH_SEEDS.replace('"a"', '"../a"'), "is called '../a'; give a name that can be a folder"),
+    "name that is a number": (WITH_SEEDS.replace('"a"', "3"), "cell 1 is called 3; give a valid directory name"),
+    "name with a slash": (WITH_SEEDS.replace('"a"', '"../a"'), "is called '../a'; give a valid directory name"),
     "hidden name": (WITH_SEEDS.replace('"a"', '".a"'), "is called '.a'"),
     "empty name": (WITH_SEEDS.replace('"a"', '""'), "is called ''"),
-    "name with a line end": (WITH_SEEDS.replace('"a"', '"a\\n"'), "give a name that can be a folder"),
-    "name with an escape": (WITH_SEEDS.replace('"a"', '"\\u001b[31m"'), "give a name that can be a folder"),
-    "name of a result": (WITH_SEEDS.replace('"a"', '"Results.json"'), "give a name that can be a folder"),
-    "same name": (WITH_SEEDS + CELL, "cell 'a' has that name already; give each cell its own"),
-    "same name in capitals": (WITH_SEEDS + CELL.replace('"a"', '"A"'), "cell 'a' has that name already"),
+    "name with a line end": (WITH_SEEDS.replace('"a"', '"a\\n"'), "give a valid directory name"),
+    "name with an escape": (WITH_SEEDS.replace('"a"', '"\\u001b[31m"'), "give a valid directory name"),
+    "name of a result": (WITH_SEEDS.replace('"a"', '"Results.json"'), "give a valid directory name"),
+    "same name": (WITH_SEEDS + CELL, "cell 'a' already has that name; give each cell its own"),
+    "same name in capitals": (WITH_SEEDS + CELL.replace('"a"', '"A"'), "cell 'a' already has that name"),
     "no recipe": ('seeds = [0]\n[[cell]]\nname = "a"\n', "there is no recipe; name one, such as"),
     "recipe that is a list": ('seeds = [0]\n[[cell]]\nname = "a"\nrecipe = []\n', "recipe is []; name one"),
     "unknown recipe": (WITH_SEEDS.replace("pola-vit", "pola-vti"), "did you mean 'digits/pola-vit-tiny'?"),
-    "no seeds": (CELL, "there are no seeds, neither here nor for the whole file; give a list"),
-    "empty seeds": (f"seeds = []\n{CELL}", "seeds is []; give a list of different whole numbers from 0"),
+    "no seeds": (CELL, "neither the cell nor its file has seeds; give a list"),
+    "empty seeds": (f"seeds = []\n{CELL}", "seeds is []; give a list of distinct integers from 0"),
     "one seed": (f"seeds = 3\n{CELL}", "seeds is 3; give a list"),
     "seed that is a text": (f'seeds = ["0"]\n{CELL}', "seeds is ['0']; give a list"),
     "seed that is true": (f"seeds = [true]\n{CELL}", "seeds is [True]; give a list"),
     "negative seed": (f"seeds = [-1]\n{CELL}", "seeds is [-1]; give a list"),
-    "huge seed": (f"seeds = [{2**63}]\n{CELL}", "give a list of different whole numbers from 0 to 9223372036854775807"),
-    "seed twice": (f"seeds = [1, 1]\n{CELL}", "seeds is [1, 1], with one twice"),
-    "seed among the options": (f"{WITH_SEEDS}options = {{ seed = 1 }}\n", "seed stands among the options; give seeds ="),
-    "seeds below the options": (f"seeds = [0]\n[options]\nseeds = [1]\n{CELL}", "seeds stands among the options"),
-    "options that are a number": (f"{WITH_SEEDS}options = 1\n", "options is 1; give a table of options"),
+    "huge seed": (f"seeds = [{2**63}]\n{CELL}", "give a list of distinct integers from 0 to 9223372036854775807"),
+    "seed twice": (f"seeds = [1, 1]\n{CELL}", "seeds is [1, 1], with a duplicate"),
+    "seed among the options": (f"{WITH_SEEDS}options = {{ seed = 1 }}\n", "seed is among the options; give seeds ="),
+    "seeds below the options": (f"seeds = [0]\n[options]\nseeds = [1]\n{CELL}", "seeds is among the options"),
+    "options that are a number": (f"{WITH_SEEDS}options = 1\n", "options is 1; give a table of recipe options"),
     "unknown option": (f"{WITH_SEEDS}options = {{ epoch = 1 }}\n", "there is no field 'epoch'; did you mean 'epochs'?"),
-    "option of a wrong kind": (f'{WITH_SEEDS}options = {{ epochs = "5" }}\n', "cell 'a': epochs is \"5\"; give a whole number"),
+    "option of a wrong kind": (f'{WITH_SEEDS}options = {{ epochs = "5" }}\n', "cell 'a': epochs is \"5\"; give an integer"),
     "option that is a date": (f"{WITH_SEEDS}options = {{ lr = 2026-01-01 }}\n", "lr is"),
     "option that is not a number": (f"{WITH_SEEDS}options = {{ lr = nan }}\n", "lr is nan; give a number > 0"),
     "option that is a table": (f"{WITH_SEEDS}options = {{ lr = {{ a = 1 }} }}\n", "give a number"),
@@ -120,31 +123,31 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_sweep_is_one_clear_error(name: str, tmp_path: Path) -> None:
-    text, told = BAD[name]
+    text, message = BAD[name]
     with pytest.raises(SettingsError) as caught:
         cells_of(tmp_path / "bad.toml", text)
     [problem] = caught.value.problems
-    assert told in problem
+    assert message in problem
     assert str(tmp_path / "bad.toml") in problem
 
 
 UNREADABLE = {
-    "no TOML": (b"seeds = [0]\nname = = 1\n", "is no TOML: Invalid value (at line 2, column 8)"),
-    "a key twice": (b"seeds = [0]\nseeds = [1]\n", "is no TOML: Cannot overwrite a value (at line 2"),
-    "no UTF-8": (b"\xff\xfe", "is no text in UTF-8 (at byte 0)"),
+    "no TOML": (b"seeds = [0]\nname = = 1\n", "is not valid TOML: Invalid value (at line 2, column 8)"),
+    "a key twice": (b"seeds = [0]\nseeds = [1]\n", "is not valid TOML: Cannot overwrite a value (at line 2"),
+    "no UTF-8": (b"\xff\xfe", "is not valid UTF-8 (at byte 0)"),
     "deep": (b"a = " + b"[" * 100_000, "nested too deeply"),
-    "a number of many digits": (b"a = " + b"9" * 10_000, "is no TOML"),
+    "a number of many digits": (b"a = " + b"9" * 10_000, "is not valid TOML"),
     "large": (b"#" * (2**20 + 1), "more than the 1,048,576 that are allowed"),
 }
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
 def test_a_file_that_is_no_toml_is_one_clear_error(name: str, tmp_path: Path) -> None:
-    content, told = UNREADABLE[name]
+    content, message = UNREADABLE[name]
     (tmp_path / "bad.toml").write_bytes(content)
     with pytest.raises(DataError) as caught:
         read_cells([tmp_path / "bad.toml"], find)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -167,8 +170,8 @@ def test_all_mistakes_of_all_cells_of_all_files_are_told_at_once(tmp_path: Path)
     wanted = [
         ("one.toml, cell 'a': ", "there is no field 'lrr'"),
         ("one.toml, cell 'a': ", "epochs is 0"),
-        ("two.toml, cell 'a': ", "has that name already"),
-        ("two.toml, cell 'a': ", "there are no seeds"),
+        ("two.toml, cell 'a': ", "already has that name"),
+        ("two.toml, cell 'a': ", "neither the cell nor its file has seeds"),
         ("two.toml, cell 'c': ", "seeds is [-1]"),
         ("two.toml, cell 'c': ", "there is no recipe"),
     ]
@@ -181,7 +184,7 @@ def test_all_mistakes_of_all_cells_of_all_files_are_told_at_once(tmp_path: Path)
 def make_run(
     run: SweepRun, journal: list[dict[str, Any]], *, shipped: bool, steps: tuple[int, ...] = (), **options: Any
 ) -> None:
-    """The files of a run that the state is read from."""
+    """Writes the files of a run that determine its state."""
     for step in steps:
         (run.folder / "checkpoints" / f"step-{step:09d}").mkdir(parents=True)
     run.folder.mkdir(parents=True, exist_ok=True)
@@ -196,30 +199,30 @@ def make_run(
 
 @pytest.fixture
 def run(tmp_path: Path) -> SweepRun:
-    """Of ten updates an epoch, in the journals here."""
-    return planned([Cell("a", replace(RECIPE, epochs=2, warmup_epochs=0), (0,))], tmp_path)[0]
+    """A run with ten updates per epoch in the journals below."""
+    return plan_runs([Cell("a", replace(RECIPE, epochs=2, warmup_epochs=0), (0,))], tmp_path)[0]
 
 
 def test_a_run_is_finished_with_its_last_evaluation_and_its_weights(run: SweepRun) -> None:
-    assert state_of(run) == RunState("missing")
+    assert read_state(run) == RunState("missing")
     last = {"kind": "eval", "step": 20, "accuracy": 90.0}
     make_run(run, [{"kind": "eval", "step": 10, "accuracy": 80.0}, last], shipped=False, steps=(10, 15))
-    assert state_of(run) == RunState("begun", 15, 20, seconds=1.5)
+    assert read_state(run) == RunState("begun", 15, 20, seconds=1.5)
     (run.folder / "model.safetensors").touch()
     record = {"step": 20, "epoch": 2.0, "accuracy": 90.0}
-    assert state_of(run) == RunState("finished", 20, 20, {"val": record}, 1.5)
+    assert read_state(run) == RunState("finished", 20, 20, {"val": record}, 1.5)
 
 
 def test_weights_without_the_last_evaluation_are_of_a_run_that_was_begun(run: SweepRun) -> None:
     make_run(run, [{"kind": "eval", "step": 10, "accuracy": 80.0}], shipped=True)
-    assert state_of(run).text == "begun, at step 0 of 20"
+    assert read_state(run).text == "begun, at step 0 of 20"
 
 
 def test_a_budget_in_updates_is_known_before_the_run_begins(run: SweepRun, tmp_path: Path) -> None:
-    in_updates = planned([Cell("a", replace(RECIPE, steps=33), (0,))], tmp_path)[0]
-    assert state_of(in_updates) == RunState("missing", total=33)
+    in_updates = plan_runs([Cell("a", replace(RECIPE, steps=33), (0,))], tmp_path)[0]
+    assert read_state(in_updates) == RunState("missing", total=33)
     make_run(in_updates, [{"kind": "eval", "step": 33, "accuracy": 1.0}], shipped=True)
-    assert state_of(in_updates).kind == "finished"
+    assert read_state(in_updates).kind == "finished"
 
 
 def test_the_weights_that_were_shipped_are_the_ones_that_count(run: SweepRun) -> None:
@@ -227,7 +230,7 @@ def test_the_weights_that_were_shipped_are_the_ones_that_count(run: SweepRun) ->
         {"kind": "final", "split": split, "step": 20, "accuracy": value} for split, value in (("val", 95.0), ("test", 7.0))
     )
     make_run(run, [{"kind": "eval", "step": 20, "accuracy": 90.0}, best, test], shipped=True)
-    results = SweepResults({run: state_of(run)}, {})
+    results = SweepResults({run: read_state(run)}, {})
     assert [(table.split, table.rows[0].mean) for table in results.tables()] == [("val", 95.0), ("test", 7.0)]
 
 
@@ -236,40 +239,40 @@ def test_a_damaged_journal_is_a_data_error(run: SweepRun) -> None:
     for text in ('{"kind": "eval"}\n', "[]\n", '{"step": 1, "epoch": 0, "wall": {"seconds": 1}, "kind": "eval"}\n'):
         (run.folder / "journal.jsonl").write_text(text)
         with pytest.raises(DataError, match="is damaged"):
-            state_of(run)
+            read_state(run)
 
 
 def test_other_options_than_a_run_was_begun_with_are_refused_all_at_once(run: SweepRun) -> None:
     make_run(run, [], shipped=False, epochs=3, lr=0.5)
     with pytest.raises(SettingsError) as caught:
-        states_of([run])
+        read_states([run])
     assert caught.value.problems == [
-        f"a, seed 0: {run.folder} was begun with epochs = 3, not 2; give another --out, or the cell another name",
-        f"a, seed 0: {run.folder} was begun with lr = 0.5, not 0.003; give another --out, or the cell another name",
+        f"a, seed 0: {run.folder} was started with epochs = 3, not 2; give another --out, or rename the cell",
+        f"a, seed 0: {run.folder} was started with lr = 0.5, not 0.003; give another --out, or rename the cell",
     ]
 
 
 def test_workers_and_the_place_of_the_data_may_change(run: SweepRun) -> None:
     make_run(run, [], shipped=False, num_workers=7, data="/somewhere/else")
-    assert states_of([run])[run].kind == "begun"
+    assert read_states([run])[run].kind == "begun"
 
 
 def test_other_data_than_a_finished_run_had_are_refused(run: SweepRun) -> None:
     finished = [{"kind": "eval", "step": 20, "accuracy": 1.0}]
     make_run(run, finished, shipped=True, data="/moved/digits")
-    assert states_of([run])[run].kind == "finished"
+    assert read_states([run])[run].kind == "finished"
     make_run(run, finished, shipped=True, data="/moved/letters")
-    with pytest.raises(SettingsError, match='begun with data = "/moved/letters", not "digits"'):
-        states_of([run])
+    with pytest.raises(SettingsError, match='started with data = "/moved/letters", not "digits"'):
+        read_states([run])
 
 
 def test_a_folder_that_is_no_run_is_left_alone_but_half_a_configuration_is_not_one(run: SweepRun) -> None:
     run.folder.mkdir(parents=True)
     (run.folder / ".config.json.tmp").touch()
-    assert states_of([run])[run].kind == "missing"
+    assert read_states([run])[run].kind == "missing"
     (run.folder / "thesis.tex").touch()
-    with pytest.raises(SettingsError, match=r"is no run, but there is thesis.tex in it; move it away"):
-        states_of([run])
+    with pytest.raises(SettingsError, match=r"is not a run directory, but contains thesis.tex; move it"):
+        read_states([run])
 
 
 def finished(value: float | None) -> RunState:
@@ -277,7 +280,7 @@ def finished(value: float | None) -> RunState:
 
 
 def test_mean_and_spread_are_those_of_the_statistics_module_over_finished_runs(tmp_path: Path) -> None:
-    runs = planned([Cell("many", RECIPE, (0, 1, 2, 3)), Cell("one", RECIPE, (0,)), Cell("none", RECIPE, (0, 1))], tmp_path)
+    runs = plan_runs([Cell("many", RECIPE, (0, 1, 2, 3)), Cell("one", RECIPE, (0,)), Cell("none", RECIPE, (0, 1))], tmp_path)
     values = [91.25, 90.0, 97.5]
     ends = [*map(finished, values), RunState("begun", 3, 20), finished(50.0), RunState("missing"), finished(None)]
     results = SweepResults(dict(zip(runs, ends, strict=True)), {runs[3]: "it diverged"})
@@ -300,7 +303,7 @@ def test_cells_with_other_metrics_get_tables_of_their_own(tmp_path: Path) -> Non
     class Regression(ClassificationRecipe):
         terms = TaskTerms(Metric("error", higher_is_better=False, digits=4))
 
-    runs = planned([Cell("a", RECIPE, (0,)), Cell("b", Regression(name="b"), (0, 1))], tmp_path)
+    runs = plan_runs([Cell("a", RECIPE, (0,)), Cell("b", Regression(name="b"), (0, 1))], tmp_path)
     ends = [finished(1.0), *(RunState("finished", 1, 1, {"val": {"error": error}}) for error in (0.5, 0.25))]
     accuracy, error = SweepResults(dict(zip(runs, ends, strict=True)), {}).tables()
     assert [row.cell for row in accuracy.rows] == ["a"]
@@ -309,7 +312,7 @@ def test_cells_with_other_metrics_get_tables_of_their_own(tmp_path: Path) -> Non
 
 def test_the_time_left_counts_runs_that_have_not_begun_by_others_of_their_cell(tmp_path: Path) -> None:
     quick, slow = Cell("quick", RECIPE, (0, 1)), Cell("slow", RECIPE, (0, 1))
-    runs = planned([quick, slow], tmp_path)
+    runs = plan_runs([quick, slow], tmp_path)
     now = 0.0
     pace = Pace({run: RunState("missing") for run in runs}, jobs=2, clock=lambda: now)
     assert pace.seconds_left() is None
@@ -321,20 +324,20 @@ def test_the_time_left_counts_runs_that_have_not_begun_by_others_of_their_cell(t
     pace.update(runs[2], 1, 50)
     assert pace.seconds_left() is None
     now = 13.9
-    pace.update(runs[0], 100, 100)  # 0.1 s an update
+    pace.update(runs[0], 100, 100)  # 0.1 s per update
     now = 14.0
-    pace.update(runs[2], 11, 50)  # 1 s an update
+    pace.update(runs[2], 11, 50)  # 1 s per update
     assert pace.updates_per_second() == pytest.approx(99 / 10 + 10 / 10)
     pace.end(runs[0])
     assert pace.updates_per_second() == pytest.approx(1.0)
     assert pace.num_over == 1
-    # 100 updates of the second quick run, 39 of the slow one, 50 of its second, two to load: two at a time.
+    # 100 updates of the second quick run, 39 of the slow one, 50 of the second slow one, and two loads: two at a time.
     assert pace.seconds_left() == pytest.approx((100 * 10 / 99 + 39 * 1.0 + 50 * 1.0 + 2 * 4.0) / 2)
     assert pace.share() == pytest.approx(111 / 300)
 
 
 def test_the_time_left_does_not_count_what_a_resumed_run_had_made_before(tmp_path: Path) -> None:
-    [run] = planned([Cell("a", RECIPE, (0,))], tmp_path)
+    [run] = plan_runs([Cell("a", RECIPE, (0,))], tmp_path)
     now = 0.0
     pace = Pace({run: RunState("begun", 80, 100)}, jobs=1, clock=lambda: now)
     pace.start(run)

@@ -1,4 +1,4 @@
-"""Runs and weights files that version 0.1.0 wrote are resumed, evaluated, replayed and used to predict."""
+"""Runs and weights files written by version 0.1.0 can be resumed, evaluated, replayed and used to predict."""
 
 import json
 import shutil
@@ -11,14 +11,14 @@ from safetensors.torch import load_file
 from commands import run
 from polaformer.data.sources.digits import open_digits
 from polaformer.tasks.classification.predictor import load_classifier
-from polaformer.tasks.stored import recipe_of
+from polaformer.tasks.stored_recipe import load_recipe
 
 WRITTEN = Path(__file__).resolve().parents[1] / "written" / "0.1.0"
 
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
-    """A copy, since resuming writes."""
+    """A copy, because resuming writes into the run directory."""
     return Path(shutil.copytree(WRITTEN, tmp_path / "written"))
 
 
@@ -35,7 +35,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_end_that_the_old_code_came_to(
     assert "step 110 of 132" in err
     found, wanted = (load_file(written / name / "model.safetensors") for name in ("stopped", "finished"))
     assert found.keys() == wanted.keys()
-    for name in wanted:  # bits differ between processors
+    for name in wanted:  # not bitwise equal on other processors
         torch.testing.assert_close(found[name], wanted[name], rtol=1e-3, atol=1e-4)
     assert [line["step"] for line in lines(written / "stopped")] == [line["step"] for line in lines(WRITTEN / "finished")]
     last, old = lines(written / "stopped")[-1], lines(WRITTEN / "finished")[-1]
@@ -79,4 +79,4 @@ def test_a_configuration_that_names_no_task_is_one_of_classification(written: Pa
     config = json.loads(path.read_text())
     del config["task"]
     path.write_text(json.dumps(config))
-    assert recipe_of(written / "stopped")[1].task == "classification"
+    assert load_recipe(written / "stopped").task == "classification"

@@ -24,7 +24,7 @@ from polaformer.tasks.classification.objective import Counts, CrossEntropy
 from polaformer.tasks.classification.predictor import load_classifier
 from polaformer.tasks.classification.recipe import ClassificationRecipe
 from polaformer.tasks.running import replay, resume, train
-from polaformer.tasks.stored import recipe_of
+from polaformer.tasks.stored_recipe import load_recipe
 from polaformer.training import checkpoint, divergence, journal
 from polaformer.training.engine import Engine, NonFiniteError
 from polaformer.training.loop import Training
@@ -58,7 +58,7 @@ def test_a_run_leaves_all_that_the_user_needs(recipe: ClassificationRecipe, tmp_
     finished = train(recipe, tmp_path / "run", quiet)
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names >= {"config.json", "journal.jsonl", "metrics.csv", "tensorboard", "checkpoints", "model.safetensors"}
-    assert recipe_of(tmp_path / "run")[1] == replace(recipe, name=recipe.name)
+    assert load_recipe(tmp_path / "run") == replace(recipe, name=recipe.name)
     assert (
         (tmp_path / "run" / "metrics.csv").read_text().splitlines()[0].startswith("epoch,grad_norm,kind,loss,lr,step,seconds")
     )
@@ -551,7 +551,7 @@ def test_a_run_can_be_resumed_from_another_folder_and_without_the_weights_it_sta
 def test_other_data_than_a_run_was_begun_with_are_refused(recipe: ClassificationRecipe, tmp_path: Path) -> None:
     train(recipe, tmp_path / "run", quiet)
     other = faults.write_data(tmp_path / "other.npz", num_train=96)
-    with pytest.raises(DataError, match=r"the data are not those that .* was begun with"):
+    with pytest.raises(DataError, match=r"the data are not those that .* was started with"):
         resume(tmp_path / "run", quiet, {"data": other})
 
 

@@ -19,7 +19,7 @@ from polaformer.analysis.attention_maps import BlockRow, row_at, visit_maps
 from polaformer.analysis.training_figures import lines
 from polaformer.bench.machine import fingerprint
 from polaformer.regular_files import write_whole, writing
-from polaformer.tasks.figures import AttentionOn, Confusion, Figure, Predictions, Rows, Text
+from polaformer.tasks.figures import AttentionInputs, Confusion, Figure, Predictions, Rows, Text
 from polaformer.training.metric import TaskTerms
 
 MOST_WEIGHTS = 50_000_000  # entries of one map: 200 MB
@@ -88,7 +88,7 @@ class RunResult:
     @cached_property
     def attention(self) -> Attention | None:
         """What the model looks at in a few images; None if the task shows none, or no layer has maps."""
-        shown = [figure for figure in self.figures.values() if isinstance(figure, AttentionOn)]
+        shown = [figure for figure in self.figures.values() if isinstance(figure, AttentionInputs)]
         return _attention(shown[0]) if shown else None
 
     @property
@@ -181,7 +181,7 @@ def _drawn(run: RunResult, figure: Figure | None) -> str:
             return _confusion(run, figure)
         case Predictions():
             return _predictions(figure)
-        case AttentionOn():
+        case AttentionInputs():
             return _maps(run)
         case Rows():
             caption = f'<p class="soft">{_text(figure.caption)}</p>' if figure.caption else ""
@@ -320,7 +320,7 @@ def _named_apart(results: Sequence[RunResult]) -> list[RunResult]:
     return found
 
 
-def _attention(figure: AttentionOn) -> Attention | None:
+def _attention(figure: AttentionInputs) -> Attention | None:
     """Of fewer images where maps are large."""
     place = _striking_place(figure.shown)
     look = partial(visit_maps, figure.model, visit=partial(row_at, place=place), most_weights=MOST_WEIGHTS)

@@ -53,16 +53,16 @@ class Evaluate:
     def run(self, trained: Trained, options: Any) -> int:
         """Loads, counts, prints."""
         load("polaformer.tasks.running")
-        from polaformer.tasks.running import run_around
-        from polaformer.tasks.stored import recipe_of
+        from polaformer.tasks.running import find_run
+        from polaformer.tasks.stored_recipe import load_recipe
         from polaformer.training.evaluation import count
         from polaformer.training.processes import create_accelerator
 
-        around = run_around(trained.given)
+        around = find_run(trained.given)
         if around is None and options.data is None:
             raise UsageError(f"{trained.given} belongs to no run, so its data are not known; give them with --data")
         predictor = trained.task.predictor(trained.weights)
-        recipe = recipe_of(around)[1] if around is not None and options.data is None else None
+        recipe = load_recipe(around) if around is not None and options.data is None else None
         evaluation = predictor.evaluation(options, recipe)
         accelerator = create_accelerator(options.precision)
         mine = accelerator.process_index, accelerator.num_processes

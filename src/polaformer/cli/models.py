@@ -76,7 +76,7 @@ def _record(model: ListedModel, counts: "Counts") -> dict[str, Any]:
             "top1": model.printed.top1,
             "params_reproduced": params,
             "gflops_reproduced": flops,
-            "why_not": model.why_not,
+            "why_not": model.mismatch_reason,
         }
     }
 
@@ -93,8 +93,9 @@ def _show(listed: ListedModels, counts: "list[Counts]") -> None:
         before, row = model.name, model.printed
         about = [text(model) for text in listed.columns.values()]
         printed = f"{row.params} / {row.flops}" if row else ""
-        if model.why_not is not None:
-            marks.append(f"[{len(marks) + 1}] {', '.join([model.name, *about] if grouped else [model.name])}: {model.why_not}.")
+        if model.mismatch_reason is not None:
+            title = ", ".join([model.name, *about] if grouped else [model.name])
+            marks.append(f"[{len(marks) + 1}] {title}: {model.mismatch_reason}.")
             printed += f" [{len(marks)}]"
         paper = f"{one.paper_params / 1e6:.2f} / {one.paper_macs / 1e9:.2f}"
         numbers = f"{one.params / 1e6:.2f}", f"{one.macs / 1e9:.2f}", paper

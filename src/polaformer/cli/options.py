@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 import tyro
 
 from polaformer.errors import SettingsError, nearest
-from polaformer.tasks.options import as_tuple, kind_of, wanted
+from polaformer.tasks.options import convert_tuple, describe_type, unwrap_optional
 from polaformer.tasks.recipe import option_names
 
 BOOLEANS = ("true", "false")
@@ -111,7 +111,7 @@ def _given(words: Sequence[str], declared: _Declared, program: str) -> tuple[dic
         try:
             found[name] = _value(hints[name], values)
         except ValueError:
-            problems.append(f"{flag(name)} is {' '.join(values) or 'nothing'}; give {wanted(hints[name])}")
+            problems.append(f"{flag(name)} is {' '.join(values) or 'nothing'}; give {describe_type(hints[name])}")
     return found, loose, problems
 
 
@@ -140,21 +140,21 @@ def _options(words: Sequence[str], declared: _Declared, problems: list[str]) -> 
 def _takes(declared: _Declared, name: str, taken: list[str], word: str) -> bool:
     """Whether an option that has taken some words takes one more; where none can stand alone, it takes all up to the next."""
     hint = declared.hints.get(name)
-    if declared.positional is None or (hint is not None and get_origin(kind_of(hint)[0]) is tuple):
+    if declared.positional is None or (hint is not None and get_origin(unwrap_optional(hint)[0]) is tuple):
         return True
     return not taken and (not _is_flag(declared, name) or word.lower() in BOOLEANS)
 
 
 def _is_flag(declared: _Declared, name: str) -> bool:
-    return name in declared.hints and kind_of(declared.hints[name])[0] is bool
+    return name in declared.hints and unwrap_optional(declared.hints[name])[0] is bool
 
 
 def _value(hint: Any, words: list[str]) -> Any:
-    kind, or_none = kind_of(hint)
+    kind, or_none = unwrap_optional(hint)
     if or_none and words == ["None"]:
         return None
     if get_origin(kind) is tuple:
-        return as_tuple(kind, [part for word in words for part in word.split(",")], _from_word)
+        return convert_tuple(kind, [part for word in words for part in word.split(",")], _from_word)
     if kind is bool and not words:
         return True
     if len(words) != 1:

@@ -14,7 +14,7 @@ from polaformer.errors import DataError
 from polaformer.extras import require
 from polaformer.tasks.recipe import as_values
 from polaformer.tasks.registry import DEFAULT, find_task
-from polaformer.tasks.stored import recipe_of
+from polaformer.tasks.stored_recipe import load_recipe
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Resume:
         program = "polaformer resume RUN"
         if wants_help(words):
             is_run = not words[0].startswith("-") and os.path.lexists(words[0])
-            task = find_task(recipe_of(Path(words[0]))[1].task if is_run else DEFAULT)
+            task = find_task(load_recipe(Path(words[0])).task if is_run else DEFAULT)
             return print_help(program, cls.__doc__ or "", cls(), task.resumption())
         if not words or words[0].startswith("-"):
             raise UsageError("no run given; name its folder first, as in: polaformer resume runs/digits/pola-vit-tiny/…")
@@ -50,7 +50,7 @@ class Resume:
             raise DataError(f"there is no {folder}; give the folder of a run, which `polaformer train` named")
         require("train", "accelerate", "tensorboard", "matplotlib")
         load("polaformer.tasks.running")
-        recipe = recipe_of(folder)[1]
+        recipe = load_recipe(folder)
         command, options = parse(words[1:], cls(), find_task(recipe.task).resumption(), program=program)
         changes = {name: value for name, value in as_values(options).items() if value is not None}
         return command._replay(folder, changes) if command.replay else command._resume(folder, changes)
@@ -59,7 +59,7 @@ class Resume:
         from polaformer.cli.run_report import report
         from polaformer.tasks.running import resume
 
-        recipe = recipe_of(folder)[1]
+        recipe = load_recipe(folder)
         with TrainingView(recipe.name, recipe) as view:
             finished = resume(folder, view, changes)
         report(finished, command="resume", json=self.json)

@@ -7,10 +7,10 @@ from polaformer.tasks.recipe import as_values
 
 if TYPE_CHECKING:
     from polaformer.analysis.report import RunResult
-    from polaformer.tasks.running import Finished
+    from polaformer.tasks.running import FinishedRun
 
 
-def report(finished: "Finished", *, command: str, json: bool) -> None:
+def report(finished: "FinishedRun", *, command: str, json: bool) -> None:
     """Writes report.html into the run, and prints what came out; in one process of many."""
     from polaformer.analysis.report import write_report
 
@@ -35,7 +35,7 @@ def report(finished: "Finished", *, command: str, json: bool) -> None:
     print_all(f"try it: polaformer predict INPUT --checkpoint {finished.run.folder}")
 
 
-def result_of(finished: "Finished", name: str) -> "RunResult":
+def result_of(finished: "FinishedRun", name: str) -> "RunResult":
     """A finished training as the report wants it."""
     from polaformer.analysis.report import RunResult
     from polaformer.training.journal import read

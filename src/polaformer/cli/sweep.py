@@ -16,9 +16,9 @@ from polaformer.extras import require
 from polaformer.recipes.registry import find
 from polaformer.regular_files import write_whole, writing
 from polaformer.tasks.recipe import Recipe
-from polaformer.tasks.sweep import RESULTS, SweepRun, planned, read_cells
+from polaformer.tasks.sweep import RESULTS, SweepRun, plan_runs, read_cells
 from polaformer.tasks.sweep_results import CellResult, ResultTable, SweepResults
-from polaformer.tasks.sweep_state import RunState, state_of, states_of
+from polaformer.tasks.sweep_state import RunState, read_state, read_states
 from polaformer.training.run import Run
 from polaformer.training.settings import available_cores
 
@@ -54,8 +54,8 @@ class Sweep:
     def run(self) -> int:
         """Trains what is missing and prints the table; or lists, or collects."""
         self._check()
-        runs = planned(read_cells(self.files, self._find), self._folder)
-        states = states_of(runs)
+        runs = plan_runs(read_cells(self.files, self._find), self._folder)
+        states = read_states(runs)
         if self.dry_run:
             return self._list(states)
         if self.collect:
@@ -99,7 +99,7 @@ class Sweep:
             if missing:
                 with SweepView(states, self.jobs) as view:
                     failures = train_runs(_first_seeds_first(missing), self.jobs, self._threads, view)
-            results = SweepResults({run: state_of(run) for run in states}, failures)
+            results = SweepResults({run: read_state(run) for run in states}, failures)
             self._write(results)
         self._print(results)
         return INCORRECT if failures else 0

@@ -24,7 +24,7 @@ from polaformer.tasks.options import with_values
 from polaformer.tasks.recipe import as_values
 from polaformer.tasks.registry import find_task
 from polaformer.tasks.sweep import SweepRun
-from polaformer.tasks.sweep_state import FREE, HALF_WRITTEN
+from polaformer.tasks.sweep_state import CHANGEABLE, HALF_WRITTEN
 from polaformer.training.metric import Metric
 from polaformer.training.run import CONFIG, Run
 
@@ -100,7 +100,7 @@ def _train(asked: dict[str, Any], teller: Teller) -> None:
 
         if _is_begun(folder):
             values = as_values(recipe)
-            changes = {name: values[name] for name in FREE if values[name] is not None}
+            changes = {name: values[name] for name in CHANGEABLE if values[name] is not None}
             finished = resume(folder, watch, changes)
         else:
             (folder / HALF_WRITTEN).unlink(missing_ok=True)

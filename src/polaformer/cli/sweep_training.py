@@ -14,7 +14,7 @@ from polaformer.cli.sweep_run import request
 from polaformer.errors import DataError, StoppedError
 from polaformer.regular_files import open_to_write, writing
 from polaformer.tasks.sweep import SweepRun
-from polaformer.tasks.sweep_state import RunState, state_of
+from polaformer.tasks.sweep_state import RunState, read_state
 from polaformer.training.stopping import Stop
 
 SECONDS_BETWEEN_LOOKS = 0.1
@@ -97,7 +97,7 @@ def _ended(process: "_Process", watch: SweepWatch, failures: dict[SweepRun, str]
     for event in process.read():
         watch.happened(process.run, event)
     try:
-        state = state_of(process.run)
+        state = read_state(process.run)
         reason = process.reason() if process.code or state.kind != "finished" else None
     except DataError as error:
         reason = str(error)

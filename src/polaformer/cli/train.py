@@ -88,10 +88,10 @@ class Train:
         return 0
 
     def _explain(self, recipe: Recipe) -> int:
-        from polaformer.tasks.running import prepared
+        from polaformer.tasks.running import prepare
         from polaformer.training.run import Run
 
-        job, _ = prepared(recipe)
+        job, _ = prepare(recipe)
         if self.out:
             Run.check_new(Path(self.out))
         needs = _needs(recipe, job)

@@ -1,1 +1,1 @@
-"""Everything that a training is made of, as frozen dataclasses; importable without PyTorch."""
+"""Recipes: every hyperparameter of a training run in one frozen dataclass; importable without PyTorch."""

@@ -1,4 +1,4 @@
-"""CIFAR-10 in minutes on a CPU: a small PVT, to compare mechanisms on real pictures. Not of the paper."""
+"""CIFAR-10 in minutes on a CPU: a small PVT, to compare mechanisms on natural images. Not from the paper."""
 
 from dataclasses import replace
 

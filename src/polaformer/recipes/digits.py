@@ -1,10 +1,10 @@
-"""The bundled handwritten digits: data where none is given, and what `polaformer demo` trains on."""
+"""The bundled handwritten digits: the default data, and what `polaformer demo` trains on."""
 
 from dataclasses import replace
 
 from polaformer.recipes.small import SMALL
 
-# Chosen on splits of the 1,437 training digits alone (docs/results.md).
+# Hyperparameters chosen on splits of the 1,437 training digits only (docs/results.md).
 POLA_VIT_TINY = replace(
     SMALL,
     name="digits/pola-vit-tiny",

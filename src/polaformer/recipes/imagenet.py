@@ -1,13 +1,14 @@
-"""ImageNet-1K, tables 1 and 4 of the paper: every variant, with the paper's 400 epochs and with the released configurations.
+"""ImageNet-1K, Tables 1 and 4 of the paper: every variant, with the paper's 400 epochs and with the released configurations.
 
-`imagenet/pola-swin-tiny` is the paper: 400 epochs, 20 of them warm-up, AdamW, 1e-3 for 1,024 images, weight decay 0.05; what
-the paper does not say (smallest rates, clipping, batch, drop path) is taken from the released configuration of the same model.
-`imagenet/pola-swin-tiny-300` is that configuration: 300 epochs, for PVT 5 of warm-up and 10 more at the smallest rate.
-`imagenet/pola-swin-base-384` tunes weights of 224 pixels for 30 epochs at 384; released for Swin-B, and used here for S and T.
-For DeiT and PVTv2 nothing was released: PVTv2 follows FLatten's configurations, which equal its PVT's; DeiT the paper's text.
+`imagenet/pola-swin-tiny` follows the paper: 400 epochs, 20 of them warm-up, AdamW, learning rate 1e-3 for 1,024 images, weight
+decay 0.05; what the paper leaves open (smallest learning rates, clipping, batch size, drop path) comes from the released
+configuration of the same model. `imagenet/pola-swin-tiny-300` is that configuration: 300 epochs; for PVT with 5 warm-up epochs
+and 10 more at the smallest learning rate. `imagenet/pola-swin-base-384` fine-tunes weights trained at 224 pixels for 30 epochs
+at 384; it was released for Swin-B, and is used here for S and T too. For DeiT and PVTv2 nothing was released: PVTv2 follows
+FLatten's configurations, which equal those of its PVT; DeiT follows the paper's text.
 
-The row of a rival is an override of `attention`: --attention softmax, --attention linear, … None of these was run by us: each
-needs about eight GPUs for days.
+For the row of a rival, override `attention`: --attention softmax, --attention linear, … We have run none of these: each needs
+about eight GPUs for days.
 """
 
 from dataclasses import replace
@@ -17,7 +18,7 @@ from polaformer.tasks.classification.recipe import ClassificationRecipe
 
 
 class Row(NamedTuple):
-    """What differs between variants: images an update on eight GPUs, the largest norm of gradients, the paper's top-1 in %."""
+    """What differs between variants: images per update on eight GPUs, the gradient clipping norm, the paper's top-1 in %."""
 
     batch_size: int
     clip_norm: float | None
@@ -44,6 +45,7 @@ ROWS = {
     "pola_swin_base": Row(512, 5.0, 83.8),
 }
 RELEASED = ("pola_pvt_tiny", "pola_pvt_small", "pola_pvt_medium", "pola_pvt_large", "pola_swin")
+NO_NUMBER = "the paper has no number for this model"
 FINE_TUNED = {"pola_swin_tiny_384": None, "pola_swin_small_384": 84.7, "pola_swin_base_384": None}
 
 
@@ -53,12 +55,12 @@ def _recipe_name(model: str, suffix: str = "") -> str:
 
 def _expected(top1: float | None, epochs: int) -> str:
     if top1 is None:
-        return "the paper has no number for this model"
-    said = f"{top1} % top-1 on the 50,000 validation images, as the paper says"
-    return said if epochs == 400 else f"{said} for 400 epochs; this has {epochs}"
+        return NO_NUMBER
+    printed = f"{top1} % top-1 on the 50,000 validation images, as the paper says"
+    return printed if epochs == 400 else f"{printed} for 400 epochs; this has {epochs}"
 
 
-def _paper(model: str, row: Row) -> ClassificationRecipe:
+def _paper_recipe(model: str, row: Row) -> ClassificationRecipe:
     return ClassificationRecipe(
         name=_recipe_name(model),
         paper=f"{row.table}, {model}, 400 epochs" if row.top1 else "the paper has no row of this model",
@@ -72,24 +74,26 @@ def _paper(model: str, row: Row) -> ClassificationRecipe:
     )
 
 
-def _released(model: str, row: Row) -> ClassificationRecipe:
-    recipe = replace(_paper(model, row), name=_recipe_name(model, "-300"), expected=_expected(row.top1, 300), epochs=300)
-    if "pvt" in model:
-        recipe = replace(recipe, warmup_epochs=5, cooldown_epochs=10)
-    whose = "the released configuration" if model.startswith(RELEASED) else f"nothing was released; as {_like(model)}"
-    return replace(recipe, paper=f"{recipe.paper.split(', 400')[0]}; 300 epochs: {whose}")
+def _released_recipe(model: str, row: Row) -> ClassificationRecipe:
+    paper, is_pvt = _paper_recipe(model, row), "pvt" in model
+    like = "FLatten's PVTv2" if is_pvt else "the authors' Swin"
+    source = "the released configuration" if model.startswith(RELEASED) else f"nothing was released; as {like}"
+    return replace(
+        paper,
+        name=_recipe_name(model, "-300"),
+        paper=f"{paper.paper.removesuffix(', 400 epochs')}; 300 epochs: {source}",
+        expected=_expected(row.top1, 300),
+        epochs=300,
+        warmup_epochs=5 if is_pvt else paper.warmup_epochs,
+        cooldown_epochs=10 if is_pvt else 0,
+    )
 
 
-def _like(model: str) -> str:
-    return "FLatten's PVTv2" if "pvt" in model else "the authors' Swin"
-
-
-def _fine_tuned(model: str, top1: float | None) -> ClassificationRecipe:
-    said = f"{top1} % top-1, as the paper says" if top1 else "the paper has no number for this model"
+def _fine_tuning_recipe(model: str, top1: float | None) -> ClassificationRecipe:
     return ClassificationRecipe(
         name=_recipe_name(model),
         paper=f"Table 4, {model}: 30 epochs at 384 pixels from weights of 224",
-        expected=said,
+        expected=f"{top1} % top-1, as the paper says" if top1 else NO_NUMBER,
         needs_checkpoint=True,
         model=model,
         img_size=384,
@@ -105,7 +109,7 @@ def _fine_tuned(model: str, top1: float | None) -> ClassificationRecipe:
 
 
 RECIPES = (
-    *(_paper(model, row) for model, row in ROWS.items()),
-    *(_released(model, row) for model, row in ROWS.items()),
-    *(_fine_tuned(model, top1) for model, top1 in FINE_TUNED.items()),
+    *(_paper_recipe(model, row) for model, row in ROWS.items()),
+    *(_released_recipe(model, row) for model, row in ROWS.items()),
+    *(_fine_tuning_recipe(model, top1) for model, top1 in FINE_TUNED.items()),
 )

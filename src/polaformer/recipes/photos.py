@@ -1,51 +1,47 @@
-"""People's own photos: a few hundred to a few ten thousand images in a folder of class folders. Not of the paper.
+"""Your own photos: from a few hundred to some ten thousand images in a folder of class folders. Not from the paper.
 
 The ImageNet recipes are for 1.28 million images and hundreds of epochs. On a few thousand images their augmentation hides most
-of what there is to learn, and their rate, scaled down to a small batch, is too low. `photos/pola-pvt-tiny` trains from scratch
-with light augmentation. `photos/pola-pvt-tiny-finetune` starts from weights of the same model (`--checkpoint`) with a rate that
-falls from layer to layer; its head is new where the classes differ. docs/results.md has a run of the first.
+of what there is to learn, and their learning rate, scaled down to a small batch, is too low. `photos/pola-pvt-tiny` trains from
+scratch with light augmentation. `photos/pola-pvt-tiny-finetune` starts from weights of the same model (`--checkpoint`) with
+layer-wise learning rate decay; it gets a new head if the classes differ. docs/results.md has a run of the first.
 
-Photos keep their shape (`resize="shorter"`): they are cut, not squeezed. The rates are for 64 images per update and follow
-`--batch-size`. A GPU affords `--img-size 224 --epochs 100`.
+Photos keep their aspect ratio (`resize="shorter"`): they are cropped, not squeezed. The learning rates are for 64 images per
+update and scale with `--batch-size`. On a GPU, `--img-size 224 --epochs 100` is affordable.
 """
 
 from dataclasses import replace
 
+from polaformer.recipes.small import LIGHT
 from polaformer.tasks.classification.recipe import ClassificationRecipe
 
-SCRATCH = ClassificationRecipe(
+SCRATCH = replace(
+    LIGHT,
+    paper="none; for people's own photos",
     needs_data=True,
     img_size=128,
+    resize="shorter",
+    crop_pct=0.95,
+    crop_scale=(0.5, 1.0),
+    color_jitter=0.2,
     epochs=50,
     warmup_epochs=5,
     batch_size=64,
     lr=1e-3,
-    warmup_lr=1e-5,
-    min_lr=1e-5,
     lr_images=64,
-    clip_norm=1.0,
-    drop_path_rate=0.0,
-    resize="shorter",
-    crop_pct=0.95,
-    crop_scale=(0.5, 1.0),
-    auto_augment=None,
-    color_jitter=0.2,
-    erase_prob=0.0,
-    mixup=0.0,
-    cutmix=0.0,
     log_every=10,
 )
 FINE_TUNED = replace(
     SCRATCH,
+    expected="depends on the photos and the weights; not run by us, as there are no ImageNet weights here",
     needs_checkpoint=True,
     img_size=224,
+    drop_path_rate=0.1,
+    layer_decay=0.75,
     epochs=20,
     warmup_epochs=2,
     lr=3e-4,
     warmup_lr=1e-6,
     min_lr=1e-6,
-    layer_decay=0.75,
-    drop_path_rate=0.1,
 )
 
 
@@ -53,21 +49,14 @@ def _scratch(model: str, size: str) -> ClassificationRecipe:
     return replace(
         SCRATCH,
         name=f"photos/{model.replace('_', '-')}",
-        paper="none; for people's own photos",
         expected=f"depends on the photos; trains {size} parameters from scratch, so thousands of images help",
         model=model,
-        drop_path_rate=0.1 if "swin" in model else 0.0,  # of twice the parameters
+        drop_path_rate=0.1 if "swin" in model else 0.0,  # it has more than twice the parameters
     )
 
 
 def _fine_tuned(model: str) -> ClassificationRecipe:
-    return replace(
-        FINE_TUNED,
-        name=f"photos/{model.replace('_', '-')}-finetune",
-        paper="none; for people's own photos",
-        expected="depends on the photos and the weights; not run by us, as there are no ImageNet weights here",
-        model=model,
-    )
+    return replace(FINE_TUNED, name=f"photos/{model.replace('_', '-')}-finetune", model=model)
 
 
 RECIPES = (

@@ -1,4 +1,4 @@
-"""The recipes by name: ours, and those of tasks from outside."""
+"""The recipes by name: ours, and those of other packages' tasks."""
 
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -13,26 +13,26 @@ OURS: dict[str, Recipe] = {recipe.name: recipe for module in (digits, cifar10, p
 
 @cache
 def recipes() -> Mapping[str, Recipe]:
-    """All recipes; of two with one name ours is taken, or that of the task that comes first."""
+    """All recipes; if two have the same name, ours takes precedence, then that of the first task."""
     found: dict[str, Recipe] = {}
-    for recipe in (*OURS.values(), *_from_outside()):
+    for recipe in (*OURS.values(), *_external_recipes()):
         found.setdefault(recipe.name, recipe)
     return found
 
 
-def _from_outside() -> Iterator[Recipe]:
+def _external_recipes() -> Iterator[Recipe]:
     for task in tasks().found.values():
         yield from task.recipes
 
 
 def problems() -> list[str]:
-    """What keeps recipes of other packages from being found, a line each."""
-    hidden = [recipe.name for recipe in _from_outside() if recipes()[recipe.name] is not recipe]
-    return [*tasks().problems, *(f"there is another recipe {name!r} before that of a package" for name in hidden)]
+    """The reasons why recipes of other packages cannot be used, one line each."""
+    hidden = [recipe.name for recipe in _external_recipes() if recipes()[recipe.name] is not recipe]
+    return [*tasks().problems, *(f"another recipe {name!r} hides that of a package" for name in hidden)]
 
 
 def find(name: str) -> Recipe:
-    """The recipe of that name; raises SettingsError, which tells the nearest."""
+    """The recipe of that name; raises SettingsError with the nearest name."""
     if name not in recipes():
         why = "".join(f"; {problem}" for problem in problems())
         raise SettingsError(f"there is no recipe {name!r}; {nearest(name, recipes())}`polaformer train --help` lists them{why}")

@@ -1,18 +1,20 @@
-"""What small trainings have in common: minutes on a CPU, rates as they are, no augmentation but crops."""
+"""Settings that recipes for small data sets share."""
+
+from dataclasses import replace
 
 from polaformer.tasks.classification.recipe import ClassificationRecipe
 
-SMALL = ClassificationRecipe(
-    drop_path_rate=0.0,
+# No augmentation but random crops and flips.
+LIGHT = ClassificationRecipe(
     warmup_lr=1e-5,
     min_lr=1e-5,
-    lr_images=0,
     clip_norm=1.0,
-    crop_pct=1.0,
+    drop_path_rate=0.0,
     auto_augment=None,
     color_jitter=0.0,
     erase_prob=0.0,
     mixup=0.0,
     cutmix=0.0,
-    num_workers=1,
 )
+# Minutes on a CPU; the learning rates do not follow the batch size.
+SMALL = replace(LIGHT, lr_images=0, crop_pct=1.0, num_workers=1)

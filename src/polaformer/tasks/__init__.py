@@ -1,1 +1,1 @@
-"""What is learnt: a folder for each task, a registry of all, and what trains any of them. Importable without PyTorch."""
+"""Tasks: one package per task, their registry, and the code that trains any of them. Importable without PyTorch."""

@@ -1,4 +1,4 @@
-"""What a task wants to be seen in the report of a run: data only. `polaformer.analysis` draws it.
+"""What a task adds to the report of a run, as data only. `polaformer.analysis` draws it.
 
 # K classes, C channels
 """
@@ -18,7 +18,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Rows:
-    """A table, and a line below it."""
+    """A table with a caption below it."""
 
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
@@ -27,7 +27,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Confusion:
-    """How often each class (row) was taken for each (column), (K, K)."""
+    """A confusion matrix (K, K): true classes in rows, predicted classes in columns."""
 
     counts: Tensor
     classes: tuple[str, ...]
@@ -35,7 +35,7 @@ class Confusion:
 
 @dataclass(frozen=True)
 class Sample:
-    """An image, (C, height, width) between 0 and 1, and what a classifier says it is."""
+    """An image (C, height, width) with values in [0, 1], its true class and the predicted class."""
 
     image: Tensor
     true: str
@@ -49,7 +49,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Images with what they are and what the model says; the wrong ones first, looked for among `searched` images."""
+    """Images with true and predicted classes, at most `most_wrong` wrong ones first, found among `searched` images."""
 
     samples: Sequence[Sample]
     searched: int
@@ -57,12 +57,12 @@ class Predictions:
 
 
 @dataclass(frozen=True)
-class AttentionOn:
-    """A model, and images (C, height, width) that its attention is looked at on; shown: the first of them, between 0 and 1."""
+class AttentionInputs:
+    """A model and images (C, height, width) to map its attention on; shown: the first image, with values in [0, 1]."""
 
     model: nn.Module
     images: list[Tensor]
     shown: Tensor
 
 
-Figure = Text | Rows | Confusion | Predictions | AttentionOn
+Figure = Text | Rows | Confusion | Predictions | AttentionInputs

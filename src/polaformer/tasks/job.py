@@ -1,4 +1,4 @@
-"""What a task makes with PyTorch: a job to train, a predictor that answers and is evaluated."""
+"""What a task builds with PyTorch: a job to train, and a predictor that answers and can be evaluated."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ from polaformer.training.job import Job, Objective
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a predictor is evaluated on, and how."""
+    """What to evaluate a predictor on, and how."""
 
     objective: Objective
-    num_batches: Callable[[int, int], int]  # of a process: from (rank, number of processes)
+    num_batches: Callable[[int, int], int]  # for one process, from (rank, world size)
     batches: Callable[[int, int], Generator[Any, None, None]]  # likewise
-    about: dict[str, Any]  # how samples are prepared, and the like, for tables and JSON
+    about: dict[str, Any]  # preprocessing and other settings, for tables and JSON
 
 
 class Predictor(Protocol):
-    """A trained model with all that it needs to answer; a weights file holds one."""
+    """A trained model with everything it needs to answer; a weights file holds one."""
 
     @property
     def model(self) -> nn.Module:
@@ -32,18 +32,18 @@ class Predictor(Protocol):
         ...
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the weights file; it appears whole or not at all."""
+        """Writes the weights file atomically."""
         ...
 
     def evaluation(self, options: Any, recipe: Any) -> Evaluation:
-        """The evaluation that options of `eval` ask for.
+        """The evaluation that the options of `eval` ask for.
 
-        recipe: that of the run which the weights come from, where `--data` is not given; None where it is.
+        recipe: the recipe of the run that the weights come from; None if `--data` is given.
         """
         ...
 
     def answer(self, inputs: Sequence[str], options: Any, advance: Advance) -> Answers:
-        """What the model says of the inputs of `predict`: mostly paths of files; `advance` is told of each."""
+        """Answers for the inputs of `predict`, usually file paths; calls `advance` once per input."""
         ...
 
 
@@ -52,25 +52,25 @@ class TaskJob(Job, Protocol):
 
     @property
     def recipe(self) -> Recipe:
-        """What it was made from."""
+        """The recipe that it was built from."""
         ...
 
     def check_processes(self, world: int) -> None:
-        """Raises SettingsError unless so many processes can share the work."""
+        """Raises SettingsError unless `world` processes can share the work."""
         ...
 
-    def seen(self) -> dict[str, Any]:
-        """What a run remembers of its data, to know them again; for JSON."""
+    def data_fingerprint(self) -> dict[str, Any]:
+        """What a run stores about its data, to detect on resuming that they have changed; for JSON."""
         ...
 
     def predictor(self, model: nn.Module) -> Predictor:
-        """The trained model with all that it needs to answer."""
+        """The trained model with everything it needs to answer."""
         ...
 
     def needs(self, part: int) -> dict[str, Any]:
-        """What a training would need, for `--dry-run`: samples of each split, and bytes for `part` samples at once."""
+        """What a training run would need, for `--dry-run`: samples per split, and memory for `part` samples at once."""
         ...
 
     def figures(self, predictor: Any, counts: Mapping[str, Any]) -> dict[str, Figure]:
-        """What the report shows of the result besides numbers, by heading."""
+        """What the report shows besides the metrics, by heading."""
         ...

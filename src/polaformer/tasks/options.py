@@ -1,4 +1,4 @@
-"""Options of dataclasses from JSON or Python values, with everything that is wrong told at once. Needs no PyTorch."""
+"""Sets options of dataclasses from JSON or Python values and reports all problems at once. Needs no PyTorch."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -14,52 +14,47 @@ Options = TypeVar("Options")  # a frozen dataclass with `problems()`
 
 
 def with_values(options: Options, values: Mapping[str, Any]) -> Options:
-    """The options changed by values from JSON or Python; raises SettingsError with everything that is wrong."""
+    """A copy of the options with values from JSON or Python; raises SettingsError with all problems."""
     hints, names, problems = get_type_hints(type(options)), option_names(options), list[str]()
     changes: dict[str, Any] = {}
     for name, value in values.items():
         if name not in names:
-            problems.append(f"there is no field {name!r}; {nearest(name, names)}it has {', '.join(names)}")
+            problems.append(f"there is no field {name!r}; {nearest(name, names)}the fields are {', '.join(names)}")
         else:
             try:
                 changes[name] = _from_json(hints[name], value)
             except ValueError:
-                problems.append(f"{name} is {json.dumps(value, default=str)}; give {wanted(hints[name])}")
-    return changed(options, changes, problems)
-
-
-def changed(options: Options, changes: Mapping[str, Any], problems: list[str]) -> Options:
-    """The options with some changed; raises SettingsError with these problems and those that the result has."""
+                problems.append(f"{name} is {json.dumps(value, default=str)}; give {describe_type(hints[name])}")
     found: Any = replace(options, **changes)  # type: ignore[type-var]
-    problems = problems + found.problems()
+    problems += found.problems()
     if problems:
         raise SettingsError(problems)
     return found
 
 
-def kind_of(hint: Any) -> tuple[Any, bool]:
-    """The type that an option takes, and whether it takes None as well."""
+def unwrap_optional(hint: Any) -> tuple[Any, bool]:
+    """The type of an option without None, and whether None is allowed."""
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     return next(one for one in kinds if one is not NoneType), NoneType in kinds
 
 
-def wanted(hint: Any) -> str:
-    """What an option takes, in words."""
-    kind, or_none = kind_of(hint)
+def describe_type(hint: Any) -> str:
+    """The values that an option takes, in words."""
+    kind, or_none = unwrap_optional(hint)
     if or_none:
-        return f"{wanted(kind)} or None"
+        return f"{describe_type(kind)} or None"
     if get_origin(kind) is Literal:
         return f"one of {', '.join(map(str, get_args(kind)))}"
     if get_origin(kind) is tuple:
         inner = get_args(kind)
-        what = {int: "whole numbers", float: "numbers", Path: "paths"}.get(inner[0], "words")
-        what = what if inner[-1] is ... or len(set(inner)) == 1 else "words"
-        return f"{what} with spaces between them" if inner[-1] is ... else f"{len(inner)} {what} with a space between them"
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "a string", Path: "a path"}[kind]
+        what = {int: "integers", float: "numbers", Path: "paths"}.get(inner[0], "strings")
+        what = what if inner[-1] is ... or len(set(inner)) == 1 else "values"
+        return f"{what} separated by spaces" if inner[-1] is ... else f"{len(inner)} {what} separated by spaces"
+    return {int: "an integer", float: "a number", bool: "true or false", str: "a string", Path: "a path"}[kind]
 
 
-def as_tuple(kind: Any, values: Sequence[Any], convert: Callable[[Any, Any], Any]) -> tuple[Any, ...]:
-    """The values, each converted to the type of its place; raises ValueError where there are too few or too many."""
+def convert_tuple(kind: Any, values: Sequence[Any], convert: Callable[[Any, Any], Any]) -> tuple[Any, ...]:
+    """The values, each converted to the type at its position; raises ValueError for too few or too many."""
     inner = get_args(kind)
     kinds = (inner[0],) * len(values) if inner[-1] is ... else inner
     if len(values) != len(kinds):
@@ -68,13 +63,13 @@ def as_tuple(kind: Any, values: Sequence[Any], convert: Callable[[Any, Any], Any
 
 
 def _from_json(hint: Any, value: Any) -> Any:
-    kind, or_none = kind_of(hint)
+    kind, or_none = unwrap_optional(hint)
     if value is None and or_none:
         return None
     if get_origin(kind) is tuple:
         if not isinstance(value, list | tuple):
             raise ValueError
-        return as_tuple(kind, value, _from_json)
+        return convert_tuple(kind, value, _from_json)
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             raise ValueError

@@ -1,12 +1,12 @@
-"""The tasks by name: ours, and those of other packages, found through the entry-point group `polaformer.tasks`.
+"""The tasks by name: built-in ones, and those of other packages, found through the entry-point group `polaformer.tasks`.
 
-Importable without PyTorch. A package from outside declares, in its pyproject.toml:
+Importable without PyTorch. Another package declares a task in its pyproject.toml:
 
     [project.entry-points."polaformer.tasks"]
     ink = "ink_task:TASK"
 
-where TASK is an instance of a subclass of `polaformer.tasks.task.Task`. Entry points are found in every process that Python
-starts with the same packages: by `resume`, under torchrun, in data workers.
+where TASK is an instance of a subclass of `polaformer.tasks.task.Task`. Every Python process of the same environment finds
+the entry points: `resume`, torchrun's processes, data workers.
 """
 
 from functools import cache
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 GROUP = "polaformer.tasks"
 OURS: tuple[Task, ...] = (CLASSIFICATION,)
-DEFAULT = CLASSIFICATION.name  # of files and runs that name no task
+DEFAULT = CLASSIFICATION.name  # for weights files and runs that do not name a task
 
 
 class Tasks(NamedTuple):
-    """The tasks by name, and a line for every entry point that gives none."""
+    """The tasks by name, and one line for every entry point that cannot be used."""
 
     found: dict[str, Task]
     problems: list[str]
@@ -35,23 +35,23 @@ class Tasks(NamedTuple):
 
 @cache
 def tasks() -> Tasks:
-    """All tasks; what is wrong with one from outside keeps no other from being used."""
-    from importlib.metadata import entry_points  # takes a while to load, and --help does not need it
+    """All tasks; a broken task of another package does not affect the others."""
+    from importlib.metadata import entry_points  # slow to import, and --help does not need it
 
     found, problems = {task.name: task for task in OURS}, list[str]()
     for entry in sorted(entry_points(group=GROUP), key=lambda one: one.name):
         try:
-            task = _loaded(entry)
+            task = _load_task(entry)
             if task.name in found:
-                raise ValueError(f"there is a task {task.name!r} already")
+                raise ValueError(f"there is already a task {task.name!r}")
             found[task.name] = task
         except Exception as error:
-            # Another package's code may fail in any way; the task is missing then, and whoever asks for it is told why.
+            # Another package's code may fail in any way. The task is then missing, and whoever asks for it learns why.
             problems.append(f"the task {entry.name!r} of {entry.value} cannot be used: {type(error).__name__}: {error}")
     return Tasks(found, problems)
 
 
-def _loaded(entry: "EntryPoint") -> Task:
+def _load_task(entry: "EntryPoint") -> Task:
     task = entry.load()
     if not isinstance(task, Task):
         raise TypeError(f"{entry.value} is a {type(task).__name__}, not an instance of polaformer.tasks.task.Task")
@@ -65,19 +65,19 @@ def _loaded(entry: "EntryPoint") -> Task:
 
 
 def find_task(name: str) -> Task:
-    """The task of that name; raises SettingsError, which tells the nearest, and what is wrong with tasks from outside."""
+    """The task of that name; raises SettingsError with the nearest name and the problems of other packages' tasks."""
     found, problems = tasks()
     if name not in found:
         why = f" ({'; '.join(problems)})" if problems else ""
         raise SettingsError(
-            f"there is no task {name!r}; {nearest(name, found)}there are {', '.join(found)}; is a package that brings it not "
+            f"there is no task {name!r}; {nearest(name, found)}there are {', '.join(found)}; is the package that provides it "
             f"installed?{why}"
         )
     return found[name]
 
 
 def task_of_weights(path: str | PathLike[str]) -> Task:
-    """The task that a weights file names, classification where it names none; loads PyTorch, raises DataError."""
+    """The task that a weights file names, by default classification; loads PyTorch, raises DataError."""
     from polaformer.weights.files import read_metadata
 
     try:

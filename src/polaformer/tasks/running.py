@@ -1,4 +1,4 @@
-"""Recipes run, of any task: a new training, or one that goes on, from the checks before it to the file that is shipped."""
+"""Trains, resumes and replays recipes of any task, from the checks at the start to the weights file at the end."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from polaformer.regular_files import writing
 from polaformer.tasks.job import Predictor, TaskJob
 from polaformer.tasks.options import with_values
 from polaformer.tasks.recipe import Recipe
-from polaformer.tasks.stored import recipe_of
+from polaformer.tasks.stored_recipe import load_recipe
 from polaformer.training import checkpoint, divergence
 from polaformer.training.divergence import Replay
 from polaformer.training.engine import Engine
@@ -26,71 +26,71 @@ from polaformer.training.timeline import Timeline
 
 
 @dataclass(frozen=True)
-class Finished:
-    """A training that came to its end."""
+class FinishedRun:
+    """A training run that reached its end."""
 
     run: Run
     job: TaskJob
     predictor: Predictor
-    counts: dict[str, Any]  # of every split, with the weights that were shipped; the first is that of validation
-    is_main: bool  # whether this process is the one that reports
+    counts: dict[str, Any]  # of every split, validation first, with the weights that were shipped
+    is_main: bool  # whether this process reports
 
 
-def train(recipe: Recipe, folder: Path, watch: Watch) -> Finished:
-    """Trains from the beginning in a new folder; everything is checked before anything is written."""
-    job, accelerator = prepared(recipe)
-    # Only one process knows the time that a folder may be named after.
+def train(recipe: Recipe, folder: Path, watch: Watch) -> FinishedRun:
+    """Trains from scratch in a new run directory; checks everything before it writes anything."""
+    job, accelerator = prepare(recipe)
+    # The name of the directory may contain the time, which differs between processes: all take that of the first.
     [shared] = broadcast_object_list([str(folder)]) if accelerator.num_processes > 1 else [str(folder)]
     run = Run(Path(shared))
     if accelerator.is_main_process:
-        about = {"recipe": recipe.name, "task": recipe.task, "options": recipe.from_anywhere(), "data": job.seen()}
+        options = recipe.values_with_absolute_paths()
+        about = {"recipe": recipe.name, "task": recipe.task, "options": options, "data": job.data_fingerprint()}
         run = Run.create(run.folder, about)
     accelerator.wait_for_everyone()
     return _finish(Training(job, recipe, run, accelerator, watch, recipe.terms), job)
 
 
-def resume(folder: Path, watch: Watch, changes: Mapping[str, Any] | None = None) -> Finished:
-    """Goes on with a run from its newest valid checkpoint, or from the beginning if there is none.
+def resume(folder: Path, watch: Watch, changes: Mapping[str, Any] | None = None) -> FinishedRun:
+    """Resumes a run from its newest valid checkpoint, or starts it over if there is none.
 
-    changes: fields on which no result depends, such as where the data lie now.
+    changes: fields that do not affect results, such as where the data are now.
     """
-    run, recipe = recipe_of(folder)
-    recipe = with_values(recipe, changes or {})
+    run, recipe = Run(folder), with_values(load_recipe(folder), changes or {})
     if checkpoint.list_checkpoints(run.checkpoints):
-        # The weights that it started from are no longer needed.
+        # The weights that the run started from are no longer needed.
         recipe = replace(recipe, checkpoint=None)
-    job, accelerator = prepared(recipe)
+    job, accelerator = prepare(recipe)
     _check_data(folder, job)
     return _finish(Training(job, recipe, run, accelerator, watch, recipe.terms), job)
 
 
-def run_around(path: Path) -> Path | None:
-    """The run that a path lies in: the run itself, a checkpoint of it, or a file in either; None if there is none."""
+def find_run(path: Path) -> Path | None:
+    """The run directory that a path belongs to: itself, one of its checkpoints, or a file in either; None if none does."""
     return next((folder for folder in (path, *path.resolve().parents[:2]) if (folder / CONFIG).is_file()), None)
 
 
 def _check_data(folder: Path, job: TaskJob) -> None:
-    before, now = Run.open(folder)[1].get("data"), job.seen()
-    if isinstance(before, dict) and not _holds(now, before):
+    before, now = Run.open(folder)[1].get("data"), job.data_fingerprint()
+    if isinstance(before, dict) and not _still_holds(before, now):
         raise DataError(
-            f"the data are not those that {folder} was begun with: there were {_counted(before)}, now {_counted(now)}, "
-            "or they have other names or contents; give the same with --data, or train anew"
+            f"the data are not those that {folder} was started with: there were {_list_counts(before)}, now "
+            f"{_list_counts(now)}, or names or contents differ; give the same data with --data, or start a new run"
         )
 
 
-def _holds(now: dict[str, Any], before: dict[str, Any]) -> bool:
-    """Whether everything that a run remembers is still so; what it does not know of may be new."""
-    both = [(now.get(name), value) for name, value in before.items()]
-    return all(_holds(a, b) if isinstance(a, dict) and isinstance(b, dict) else a == b for a, b in both)
+def _still_holds(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether every stored entry has the same value now; new entries are allowed."""
+    both = [(value, now.get(name)) for name, value in before.items()]
+    return all(_still_holds(a, b) if isinstance(a, dict) and isinstance(b, dict) else a == b for a, b in both)
 
 
-def _counted(seen: dict[str, Any]) -> str:
-    """The numbers in what a run remembers of its data."""
-    return ", ".join(f"{name} {value}" for name, value in seen.items() if "names" not in name) or "others"
+def _list_counts(fingerprint: dict[str, Any]) -> str:
+    """The sample counts in a fingerprint of data."""
+    return ", ".join(f"{name} {value}" for name, value in fingerprint.items() if "names" not in name) or "others"
 
 
-def prepared(recipe: Recipe) -> tuple[TaskJob, Accelerator]:
-    """A job and the processes to train it in, both checked; raises SettingsError or DataError. Nothing is written."""
+def prepare(recipe: Recipe) -> tuple[TaskJob, Accelerator]:
+    """A job and the processes to train it in, both checked; raises SettingsError or DataError. Writes nothing."""
     job = recipe.job()
     accelerator = create_accelerator(recipe.precision)
     checks = [
@@ -104,7 +104,7 @@ def prepared(recipe: Recipe) -> tuple[TaskJob, Accelerator]:
 
 
 def _check_contract(job: TaskJob) -> None:
-    """Raises TypeError where a task would fail, or be taken for another, only after hours."""
+    """Raises TypeError for mistakes of a task that would otherwise surface only at the end of training."""
     recipe, record = job.recipe, job.objective.new_counts().record()
     missing = {"samples", recipe.terms.metric.name} - record.keys()
     if missing or RESERVED & record.keys():
@@ -114,38 +114,36 @@ def _check_contract(job: TaskJob) -> None:
         )
     if job.steps_per_epoch < 1:
         raise TypeError(
-            f"the job of task {recipe.task!r} has {job.steps_per_epoch} updates per epoch; refuse too few samples in it"
+            f"the job of task {recipe.task!r} has {job.steps_per_epoch} updates per epoch; it must refuse too few samples"
         )
     if job.splits[:1] != (VALIDATION,):
         raise TypeError(f"the job of task {recipe.task!r} has the splits {job.splits}; the first one must be {VALIDATION!r}")
     named = job.metadata().get("task")
     if named != recipe.task:
-        raise TypeError(f"the job of task {recipe.task!r} says in its metadata that the task is {named!r}")
+        raise TypeError(f"the metadata of the job of task {recipe.task!r} name the task {named!r}; they must name its own")
 
 
-def _finish(training: Training, job: TaskJob) -> Finished:
+def _finish(training: Training, job: TaskJob) -> FinishedRun:
     counts = training.train()
     predictor = job.predictor(training.engine.evaluated_model)
     if training.is_main:
         with writing(training.run.model):
             predictor.save(training.run.model)
     training.accelerator.wait_for_everyone()
-    return Finished(training.run, job, predictor, counts, training.is_main)
+    return FinishedRun(training.run, job, predictor, counts, training.is_main)
 
 
 def replay(folder: Path, changes: Mapping[str, Any] | None = None) -> dict[Path, Replay]:
-    """Every batch that a run left behind when it diverged, run again with the weights of that step; {} if there is none."""
-    run, recipe = recipe_of(folder)
-    recipe = replace(with_values(recipe, changes or {}), checkpoint=None)
-    left = sorted((folder / divergence.FOLDER).glob("*.safetensors"))
-    if not left:
+    """Replays every batch that a run saved when it diverged, with the weights of that step; {} if there is none."""
+    recipe = replace(with_values(load_recipe(folder), changes or {}), checkpoint=None)
+    saved = sorted((folder / divergence.FOLDER).glob("*.safetensors"))
+    if not saved:
         return {}
-    job, accelerator = prepared(recipe)
+    job, accelerator = prepare(recipe)
     engine = Engine(job.model, job.objective, recipe, job.steps_per_epoch, accelerator)
     found = {}
-    for path in left:
+    for path in saved:
         parts, about = divergence.read(path, job.batch_class)
-        stored = checkpoint.at_step(run.checkpoints, about["step"])
-        engine.restore(stored)
+        engine.restore(checkpoint.at_step(Run(folder).checkpoints, about["step"]))
         found[path] = divergence.replay(engine, parts, about)
     return found

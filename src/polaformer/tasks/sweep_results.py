@@ -1,4 +1,4 @@
-"""The results of a sweep: mean, spread and number of seeds of every cell, as tables, JSON and CSV. Needs no PyTorch."""
+"""The results of a sweep: mean, standard deviation and number of seeds per cell, as tables, JSON and CSV. Needs no PyTorch."""
 
 import csv
 import io
@@ -14,10 +14,10 @@ from polaformer.training.metric import VALIDATION, Metric
 
 @dataclass(frozen=True)
 class CellResult:
-    """A cell's row of the table of one split.
+    """The row of a cell in the table of one split.
 
-    seeds: how many values the row is of; planned: how many there will be; failed: how many runs ended with an error.
-    standard_deviation: of the sample, dividing by n − 1; None for fewer than two values.
+    seeds: number of results in the row; planned: number of seeds in all; failed: number of runs that ended with an error.
+    standard_deviation: of the sample (divided by n − 1); None for fewer than two results.
     """
 
     cell: str
@@ -36,7 +36,7 @@ class CellResult:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """The cells with one metric, on one split."""
+    """All cells with the same metric, on one split."""
 
     metric: Metric
     split: str
@@ -45,7 +45,7 @@ class ResultTable:
 
 @dataclass(frozen=True)
 class SweepResults:
-    """The runs with their states, and why some failed."""
+    """The runs with their states, and the reasons of those that failed."""
 
     states: Mapping[SweepRun, RunState]
     failures: Mapping[SweepRun, str]
@@ -68,7 +68,7 @@ class SweepResults:
 
     def _row(self, runs: Sequence[SweepRun], metric: Metric, split: str) -> CellResult:
         records = [self.states[run].splits.get(split, {}) for run in runs]
-        # The journal has null for what is not finite.
+        # The journal has null for numbers that are not finite.
         values = [float(record[metric.name]) for record in records if record.get(metric.name) is not None]
         best, worst = (max, min) if metric.higher_is_better else (min, max)
         return CellResult(
@@ -87,7 +87,7 @@ class SweepResults:
         )
 
     def record(self) -> dict[str, Any]:
-        """For JSON: every run, and every row of every table."""
+        """Every run, and every row of every table, for JSON."""
         return {
             "runs": [self._run_record(run, state) for run, state in self.states.items()],
             "cells": [asdict(row) for table in self.tables() for row in table.rows],
@@ -112,7 +112,7 @@ class SweepResults:
         }
 
     def csv(self) -> str:
-        """The rows of all tables, one below the other."""
+        """The rows of all tables as CSV."""
         text = io.StringIO()
         writer = csv.DictWriter(text, list(CellResult.__dataclass_fields__), lineterminator="\n")
         writer.writeheader()

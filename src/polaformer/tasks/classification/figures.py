@@ -1,4 +1,4 @@
-"""What the report of a classifier shows: its confusion, some predictions, where it looks."""
+"""Figures for the report of a classifier: confusion matrix, sample predictions, attention maps."""
 
 import random
 from collections.abc import Iterator
@@ -13,16 +13,16 @@ from polaformer.data.transforms import Preprocessing
 from polaformer.errors import ImageError
 from polaformer.tasks.classification.objective import Counts
 from polaformer.tasks.classification.predictor import Classifier
-from polaformer.tasks.figures import AttentionOn, Confusion, Figure, Predictions, Sample, Text
+from polaformer.tasks.figures import AttentionInputs, Confusion, Figure, Predictions, Sample, Text
 
-MOST_SEARCHED = 400  # validation images among which wrongly classified ones are looked for
-MOST_SAMPLES, MOST_WRONG = 12, 6  # that are shown
-BATCH = 16
-MOST_MAPPED = 8  # validation images whose attention is looked at
+MOST_SEARCHED = 400  # validation images to search for misclassified ones
+MOST_SAMPLES, MOST_WRONG = 12, 6  # images to show
+BATCH_SIZE = 16
+MOST_MAPPED = 8  # validation images to map the attention on
 
 
-def of_classifier(classifier: Classifier, counts: Counts, source: Source) -> dict[str, Figure]:
-    """The figures of the report, by heading; images that cannot be read are passed over."""
+def collect_figures(classifier: Classifier, counts: Counts, source: Source) -> dict[str, Figure]:
+    """The figures of the report, by heading; skips images that cannot be read."""
     predictions, attention = _predictions(classifier, source), _attention(classifier, source)
     found: dict[str, Figure] = {"Confusion": Confusion(counts.confusion, classifier.classes)}
     found["Predictions"] = predictions or Text("None of the validation images could be read.")
@@ -30,16 +30,16 @@ def of_classifier(classifier: Classifier, counts: Counts, source: Source) -> dic
 
 
 def _predictions(classifier: Classifier, source: Source) -> Predictions | None:
-    """Wrongly classified images, then right ones; None if no image can be read."""
+    """Misclassified images, then correctly classified ones; None if no image can be read."""
     wrong: list[Sample] = []
     right: list[Sample] = []
-    images = _images(classifier, source)
-    while batch := list(islice(images, BATCH)):
+    images = _readable_images(classifier, source)
+    while batch := list(islice(images, BATCH_SIZE)):
         guesses = classifier.predict([image for _, image in batch], top=1)
         for (label, image), [guess] in zip(batch, guesses, strict=True):
             kept, most = (right, MOST_SAMPLES) if guess.label == label else (wrong, MOST_WRONG)
             if len(kept) < most:
-                shown = _shown(_prepared(classifier, image), classifier.preprocessing)
+                shown = _denormalize(_preprocess(classifier, image), classifier.preprocessing)
                 kept.append(Sample(shown, classifier.classes[label], guess.name, guess.probability, kept is right))
         if len(wrong) == MOST_WRONG and len(right) >= MOST_SAMPLES - MOST_WRONG:
             break
@@ -47,25 +47,25 @@ def _predictions(classifier: Classifier, source: Source) -> Predictions | None:
     return Predictions(samples, min(MOST_SEARCHED, len(source)), MOST_WRONG) if samples else None
 
 
-def _attention(classifier: Classifier, source: Source) -> AttentionOn | None:
-    images = [_prepared(classifier, image) for _, image in islice(_images(classifier, source), MOST_MAPPED)]
-    return AttentionOn(classifier.model, images, _shown(images[0], classifier.preprocessing)) if images else None
+def _attention(classifier: Classifier, source: Source) -> AttentionInputs | None:
+    images = [_preprocess(classifier, image) for _, image in islice(_readable_images(classifier, source), MOST_MAPPED)]
+    return AttentionInputs(classifier.model, images, _denormalize(images[0], classifier.preprocessing)) if images else None
 
 
-def _images(classifier: Classifier, source: Source) -> Iterator[tuple[int, Image]]:
-    """Label and image of images from all over the set, always the same, without those that cannot be read."""
+def _readable_images(classifier: Classifier, source: Source) -> Iterator[tuple[int, Image]]:
+    """Pairs of label and image: a fixed random sample of the source, without images that cannot be read."""
     for index in random.Random(0).sample(range(len(source)), min(len(source), MOST_SEARCHED)):
         try:
             yield source.labels[index], source.read(index, classifier.preprocessing.channels)
         except ImageError:
-            continue  # the evaluation has listed it
+            continue  # the evaluation has reported it
 
 
-def _prepared(classifier: Classifier, image: Image) -> Tensor:
+def _preprocess(classifier: Classifier, image: Image) -> Tensor:
     return classifier.preprocessing.transform()(image)
 
 
-def _shown(prepared: Tensor, preprocessing: Preprocessing) -> Tensor:
-    """What the model sees, (channels, height, width), between 0 and 1 again."""
+def _denormalize(image: Tensor, preprocessing: Preprocessing) -> Tensor:
+    """An input of the model (C, height, width), back in [0, 1]."""
     mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (preprocessing.mean, preprocessing.std))
-    return (prepared * std + mean).clamp(0, 1)
+    return (image * std + mean).clamp(0, 1)

@@ -1,4 +1,4 @@
-"""What a recipe makes: data, model and task, ready for the loop."""
+"""A classification recipe with its data, model and objective, ready for the training loop."""
 
 import json
 from collections.abc import Generator, Mapping
@@ -22,7 +22,7 @@ from polaformer.data.transforms import Preprocessing, Transform, training_transf
 from polaformer.errors import SettingsError, raise_all
 from polaformer.tasks.classification import figures
 from polaformer.tasks.classification.objective import Counts, CrossEntropy
-from polaformer.tasks.classification.predictor import Classifier, describe
+from polaformer.tasks.classification.predictor import Classifier, classifier_metadata
 from polaformer.tasks.classification.recipe import ClassificationRecipe
 from polaformer.tasks.figures import Figure
 from polaformer.training.memory_estimate import estimate_memory
@@ -32,7 +32,7 @@ from polaformer.weights.files import read_metadata, read_state_dict
 
 
 class ClassificationJob:
-    """A classification recipe with its data opened and its model made; raises SettingsError or DataError."""
+    """A classification recipe with its data opened and its model built; raises SettingsError or DataError."""
 
     batch_class = LabelledImages
 
@@ -50,29 +50,29 @@ class ClassificationJob:
                 f"batch_size is {recipe.batch_size}, but there are only {len(self.data.train)} training images; make it smaller"
             )
         self.preprocessing = _preprocessing(recipe)
-        self.model = self._model()
+        self.model = self._initialised_model()
         self.objective = CrossEntropy(len(self.data.classes), self._mixup(), recipe.smoothing)
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """What is evaluated on while training, and what is tested on at the end, where there is something."""
+        """The validation split, evaluated while training, and the test split, evaluated at the end, if there is one."""
         return tuple(name for name in self.data.parts if name != "train")
 
     def check_processes(self, world: int) -> None:
-        """Raises SettingsError unless so many processes can share the work."""
+        """Raises SettingsError unless `world` processes can share the work."""
         recipe, parts = self.recipe, world * self.recipe.accumulation
         if recipe.batch_size % parts:
             raise SettingsError(
-                f"batch_size is {recipe.batch_size}, which {world} processes times accumulation {recipe.accumulation} do not "
-                f"divide; give a multiple of {parts}"
+                f"batch_size is {recipe.batch_size}, which is not divisible by {world} processes times accumulation "
+                f"{recipe.accumulation}; give a multiple of {parts}"
             )
         if self.objective.mixup is not None and recipe.batch_size // parts % 2:
             raise SettingsError(
-                f"mixing needs an even number of images per process; give a batch_size that is a multiple of {2 * parts}"
+                f"mixup and cutmix need an even number of images per process; give a batch_size divisible by {2 * parts}"
             )
 
     def training_batches(self, first_step: int, rank: int, world: int) -> Generator[LabelledImages, None, None]:
-        """The parts of every update from `first_step` on, without end."""
+        """The parts of every update from `first_step` on, endlessly."""
         recipe = self.recipe
         reader = ImageReader(self.data.train, _augmentation(recipe), channels=self.preprocessing.channels)
         samples = Samples(reader, seed=recipe.seed, on_bad=recipe.on_bad_image)
@@ -80,7 +80,7 @@ class ClassificationJob:
         return batches(samples, keys, num_workers=recipe.num_workers, pin_memory=torch.cuda.is_available())
 
     def evaluation_batches(self, split: str, rank: int, world: int) -> Generator[LabelledImages, None, None]:
-        """What a process evaluates: its share of the images, each once."""
+        """The images of a split that this process evaluates: its share, each image once."""
         source = self.data.part(split)
         reader = ImageReader(source, self.preprocessing.transform(), channels=self.preprocessing.channels)
         samples = Samples(reader, seed=self.recipe.seed, on_bad=self.recipe.on_bad_image, replace=False)
@@ -88,26 +88,27 @@ class ClassificationJob:
         return batches(samples, share, num_workers=self.recipe.num_workers, pin_memory=torch.cuda.is_available())
 
     def name(self, index: int) -> str:
-        """What to call a training image."""
+        """The name of a training image."""
         return self.data.train.name(index)
 
     def max_bad_samples(self) -> int | None:
-        """How many images of an epoch may be skipped; None where the first one ends the run."""
+        """How many images per epoch may be skipped; None if the first bad image ends the run."""
         if self.recipe.on_bad_image == "error":
             return None
         return max(1, int(self.recipe.max_bad_share * self.steps_per_epoch * self.recipe.batch_size))
 
     def metadata(self) -> dict[str, str]:
-        """What the files of weights say besides the weights: how the model is made, its classes, its images."""
-        return model_metadata(self.model) | describe(self.data.classes, self.preprocessing) | {"recipe": self.recipe.name}
+        """The metadata of weights files: how to build the model, class names, preprocessing."""
+        about = classifier_metadata(self.data.classes, self.preprocessing)
+        return model_metadata(self.model) | about | {"recipe": self.recipe.name}
 
-    def seen(self) -> dict[str, Any]:
-        """How many images each part has, and a digest of their names and labels."""
+    def data_fingerprint(self) -> dict[str, Any]:
+        """The number of images in each part, and a digest of their names and labels."""
         digests = {name: digest_of_names(source) for name, source in self.data.parts.items()}
         return {"images": {name: len(source) for name, source in self.data.parts.items()}, "names": digests}
 
     def needs(self, part: int) -> dict[str, Any]:
-        """What a training would need."""
+        """Images, classes and memory of a training run."""
         recipe = self.recipe
         images = torch.empty(part, len(recipe.mean), recipe.img_size, recipe.img_size, device="meta")
         memory = estimate_memory(self.on_meta(), lambda model: model(images), recipe)
@@ -122,32 +123,32 @@ class ClassificationJob:
         }
 
     def figures(self, predictor: Classifier, counts: Mapping[str, Counts]) -> dict[str, Figure]:
-        """Confusion, predictions and attention on validation images."""
-        return figures.of_classifier(predictor, counts["val"], self.data.val)
+        """Confusion matrix, predictions and attention maps of validation images."""
+        return figures.collect_figures(predictor, counts["val"], self.data.val)
 
     def predictor(self, model: nn.Module) -> Classifier:
-        """A trained model with its classes and the preparation of its images."""
+        """The trained model with its class names and preprocessing."""
         return Classifier(model, self.data.classes, self.preprocessing)
 
     def on_meta(self) -> nn.Module:
-        """The model without memory, for estimates."""
-        model = _build(self.recipe, len(self.data.classes), "meta")
+        """The model on the meta device, for memory estimates."""
+        model = _build_model(self.recipe, len(self.data.classes), "meta")
         model.set_grad_checkpointing(self.recipe.grad_checkpointing)  # type: ignore[operator]
         return model
 
-    def _model(self) -> nn.Module:
+    def _initialised_model(self) -> nn.Module:
         reseed(derive("initialisation", self.recipe.seed))
-        model = _build(self.recipe, len(self.data.classes), "cpu")
+        model = _build_model(self.recipe, len(self.data.classes), "cpu")
         if self.recipe.checkpoint is not None:
             weights = weights_file(Path(self.recipe.checkpoint))
             load_weights(model, weights, reset_head=not self._has_these_classes(weights))
         return model
 
     def _has_these_classes(self, weights: Path) -> bool:
-        """Whether the classifier of a weights file is for the classes of the data; by number where it does not name its own."""
-        told = read_metadata(weights).get("classes")
-        if told is not None:
-            return told == json.dumps(list(self.data.classes))
+        """Whether a weights file has the classes of the data; if it does not name them, whether their number is the same."""
+        names = read_metadata(weights).get("classes")
+        if names is not None:
+            return names == json.dumps(list(self.data.classes))
         return num_classes_of(read_state_dict(weights)) == len(self.data.classes)
 
     def _mixup(self) -> Mixup | None:
@@ -164,30 +165,30 @@ class ClassificationJob:
         )
 
 
-def _build(recipe: ClassificationRecipe, num_classes: int, device: str) -> nn.Module:
+def _build_model(recipe: ClassificationRecipe, num_classes: int, device: str) -> nn.Module:
     try:
         with torch.device(device):
             model = create_model(recipe.model, num_classes=num_classes, **recipe.model_options())
     except (ValueError, TypeError) as error:
         raise SettingsError(f"model {recipe.model}: {error}") from error
-    except (RuntimeError, OverflowError) as error:  # PyTorch's, for more memory than there is
+    except (RuntimeError, OverflowError) as error:  # from PyTorch, if memory does not suffice
         reason = str(error).splitlines()[0]
         raise SettingsError(
-            f"model {recipe.model} cannot be made: {reason}; give smaller dims, depths or mlp_ratios"
+            f"model {recipe.model} cannot be built: {reason}; give smaller dims, depths or mlp_ratios"
         ) from error
     assert isinstance(model, Backbone)
     return model
 
 
 def _check_model(recipe: ClassificationRecipe) -> None:
-    """Raises SettingsError unless the model can be made, and has the stages and parameters that the recipe names."""
-    check_trainable(_build(recipe, 2, "meta"), recipe)
+    """Raises SettingsError unless the model can be built and has the stages and parameters that the recipe names."""
+    check_trainable(_build_model(recipe, 2, "meta"), recipe)
 
 
 def _preprocessing(recipe: ClassificationRecipe) -> Preprocessing:
     size, interpolation = (recipe.img_size, recipe.img_size), recipe.interpolation
-    of_evaluation = "bicubic" if interpolation == "random" else interpolation
-    return Preprocessing(size, recipe.mean, recipe.std, recipe.resize, recipe.crop_pct, of_evaluation)
+    for_evaluation = "bicubic" if interpolation == "random" else interpolation
+    return Preprocessing(size, recipe.mean, recipe.std, recipe.resize, recipe.crop_pct, for_evaluation)
 
 
 def _augmentation(recipe: ClassificationRecipe) -> Transform:

@@ -1,4 +1,4 @@
-"""The models of `polaformer models`: the backbones by name, with their own mechanisms or others, beside the paper's tables."""
+"""The models of `polaformer models`: backbones with their own or other mechanisms, compared with the paper's tables."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,20 +16,20 @@ from polaformer.tasks.task import ListedModel, ListedModels
 
 TABLE_1 = ("pola_deit_tiny", "pola_swin_tiny")
 NOTES = (
-    "Attention of each stage: L pola, S softmax. Parameters in millions and MACs in billions, for one image of the",
-    "native size: everything counted; then the paper's way, with parameters of layers alone, and MACs of linear layers,",
-    "convolutions and norms alone, without the products of attention. Printed, and top-1: the paper's ImageNet tables.",
-    "The authors released neither DeiT nor PVTv2: these are readings that fit the printed columns.",
+    "Attention of each stage: L pola, S softmax. Parameters in millions and MACs in billions, for one image at the",
+    "native size: first everything; then the paper's way, only parameters of layers, and only MACs of linear layers,",
+    "convolutions and norms, without the matmuls of attention. Printed and top-1: from the paper's ImageNet tables.",
+    "The authors released neither DeiT nor PVTv2: these are reconstructions that match the printed columns.",
 )
 RIVAL_NOTES = (
-    "The mechanism stands in all stages; in Swin in the first two, over the whole grid, with softmax windows after them.",
-    "Columns as in `polaformer models`: millions of parameters, billions of multiplications of matrices, the paper's way of",
-    "counting, what it prints. Products that a mechanism makes element by element (Hydra's, all features) are in no column.",
+    "The mechanism is used in all stages; in Swin in the first two, globally, followed by stages of softmax windows.",
+    "Columns as in `polaformer models`: parameters in millions, MACs of matmuls in billions, the paper's way of counting,",
+    "the printed numbers. No column counts elementwise products of a mechanism (such as Hydra's, or feature maps).",
 )
 
 
-def listed(pattern: str) -> ListedModels:
-    """The models that match, as they are."""
+def list_backbones(pattern: str) -> ListedModels:
+    """The backbones that match, with their own mechanisms."""
     models = [
         ListedModel(
             name,
@@ -45,11 +45,11 @@ def listed(pattern: str) -> ListedModels:
     return ListedModels("Models", columns, models, NOTES)
 
 
-def listed_with(pattern: str, attention: Sequence[str]) -> ListedModels:
-    """The models of ours that match, with other mechanisms; without a pattern those of the paper's Table 1."""
+def list_backbones_with_mechanisms(pattern: str, attention: Sequence[str]) -> ListedModels:
+    """The pola_* backbones that match, with the given mechanisms; for the pattern "*" those of the paper's Table 1."""
     found = [name for name in _matching(pattern) if name.startswith("pola_")] if pattern != "*" else list(TABLE_1)
     if not found:
-        raise SettingsError(f'--attention goes with models of ours, but {pattern!r} matches none; try "pola_pvt*"')
+        raise SettingsError(f'--attention needs pola_* models, but {pattern!r} matches none; try "pola_pvt*"')
     pairs = [(name, mechanism) for name in found for mechanism in _mechanisms(attention)]
     models = [
         ListedModel(
@@ -67,7 +67,7 @@ def listed_with(pattern: str, attention: Sequence[str]) -> ListedModels:
 
 
 def forward(model: Backbone) -> Tensor:
-    """A forward pass of one image of the model's native size."""
+    """A forward pass of one image at the model's native size."""
     return model(next(model.parameters()).new_empty(1, model.in_chans, *model.img_size))
 
 
@@ -88,11 +88,11 @@ def _matching(pattern: str) -> list[str]:
 
 
 def _mechanisms(attention: Sequence[str]) -> list[str]:
-    """Those of Table 1 first, in its order."""
+    """The mechanisms to list; for "all", those of Table 1 first, in its order."""
     for name in attention:
         if name not in ("all", *mechanism_names()):
-            hint = "a PATTERN goes before --attention; " if "_" in name else nearest(name, mechanism_names())
-            raise SettingsError(f"--attention has {name!r}; {hint}there are: all, {', '.join(mechanism_names())}")
+            hint = "give a PATTERN before --attention; " if "_" in name else nearest(name, mechanism_names())
+            raise SettingsError(f"--attention has {name!r}; {hint}choose from all, {', '.join(mechanism_names())}")
     if "all" not in attention:
         return list(dict.fromkeys(attention))
     printed = list(dict.fromkeys(mechanism for _, mechanism in RIVALS))

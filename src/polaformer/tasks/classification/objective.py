@@ -1,4 +1,4 @@
-"""Image classification: the loss, and the counts of an evaluation.
+"""The objective of image classification: the loss, and the counts of an evaluation.
 
 # B batch, K classes
 """
@@ -19,9 +19,9 @@ TOP = 5
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """What is learnt: the loss of a batch, and counts that add up over batches and processes.
+    """Cross-entropy as loss, and counts that add up over batches and processes.
 
-    mixup: timm's, which draws from NumPy's generator; None for none. smoothing: of labels, where there is no mixup.
+    mixup: timm's, which draws from NumPy's generator; None: no mixup. smoothing: of labels, used only without mixup.
     """
 
     num_classes: int
@@ -29,37 +29,37 @@ class CrossEntropy:
     smoothing: float = 0.0
 
     def loss(self, model: nn.Module, batch: LabelledImages) -> Tensor:
-        """The mean cross-entropy of the batch, of mixed images against mixed labels where there is mixup."""
+        """The mean cross-entropy of the batch; with mixup, of mixed images against mixed labels."""
         if self.mixup is None:
-            return F.cross_entropy(_wide(model(batch.images)), batch.labels, label_smoothing=self.smoothing)
-        images, targets = self.mixup(batch.images.clone(), batch.labels)  # it mixes in place, and the batch may be used again
-        logits = _wide(model(images))
+            return F.cross_entropy(_at_least_float32(model(batch.images)), batch.labels, label_smoothing=self.smoothing)
+        images, targets = self.mixup(batch.images.clone(), batch.labels)  # mixes in place, and the batch may be used again
+        logits = _at_least_float32(model(images))
         return F.cross_entropy(logits, targets.to(logits.dtype))
 
     def new_counts(self) -> "Counts":
-        """Nothing counted yet."""
+        """Empty counts."""
         return Counts(self.num_classes)
 
 
 @dataclass
 class Counts:
-    """What a model gets right: whole numbers, and so exactly equal whatever the number of processes."""
+    """What a model gets right, as integers: exactly equal for any number of processes."""
 
     num_classes: int
-    confusion: Tensor = field(init=False)  # (K, K): how often class i was taken for class j
+    confusion: Tensor = field(init=False)  # (K, K): how often class i was predicted as class j
     top5: int = 0
     loss: float = 0.0  # summed
-    bad: list[str] = field(default_factory=list)  # a line for every image that could not be used
+    bad: list[str] = field(default_factory=list)  # one line for every image that could not be read
 
     def __post_init__(self) -> None:
         self.confusion = torch.zeros(self.num_classes, self.num_classes, dtype=torch.int64)
 
     def add(self, model: nn.Module, batch: LabelledImages) -> None:
-        """Counts one batch."""
+        """Adds one batch."""
         self.bad += batch.bad
         if not len(batch.labels):
             return
-        logits = _wide(model(batch.images))  # (B, K)
+        logits = _at_least_float32(model(batch.images))  # (B, K)
         best = logits.topk(min(TOP, self.num_classes)).indices
         self.top5 += int((best == batch.labels[:, None]).any(dim=1).sum())
         self.loss += float(F.cross_entropy(logits, batch.labels, reduction="sum"))
@@ -68,7 +68,7 @@ class Counts:
 
     @classmethod
     def merge(cls, parts: "Sequence[Counts]") -> "Counts":
-        """The counts of all processes: sums."""
+        """The sum of the counts of all processes."""
         bad = sorted(line for part in parts for line in part.bad)
         found = cls(parts[0].num_classes, sum(part.top5 for part in parts), sum(part.loss for part in parts), bad)
         for part in parts:
@@ -77,16 +77,16 @@ class Counts:
 
     @property
     def samples(self) -> int:
-        """How many were evaluated."""
+        """Number of images evaluated."""
         return int(self.confusion.sum())
 
     @property
     def top1(self) -> int:
-        """How many had their own class as the best."""
+        """Number of images whose most probable class is the true one."""
         return int(self.confusion.trace())
 
     def record(self) -> dict[str, Any]:
-        """The counts and the shares that follow from them, for journals and tables; accuracies in %."""
+        """The counts and the accuracies in %, for journals and tables."""
         total = max(self.samples, 1)
         accuracies = {"accuracy": 100 * self.top1 / total, "top5_accuracy": 100 * self.top5 / total}
         return {
@@ -109,6 +109,6 @@ class Counts:
         }
 
 
-def _wide(logits: Tensor) -> Tensor:
-    """In float32 at least, in which losses are computed."""
+def _at_least_float32(logits: Tensor) -> Tensor:
+    """The logits in float32 or float64, for computing losses."""
     return logits if logits.dtype == torch.float64 else logits.float()

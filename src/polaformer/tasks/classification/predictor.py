@@ -1,4 +1,4 @@
-"""A trained classifier as one file: weights, how the model is made, names of classes, how images are prepared."""
+"""A trained classifier as one file: weights, how to build the model, class names, preprocessing."""
 
 import json
 from collections.abc import Sequence
@@ -28,11 +28,11 @@ from polaformer.tasks.task import Advance, Answers
 from polaformer.weights.errors import WeightsError
 from polaformer.weights.files import read_metadata, read_state_dict
 
-AT_ONCE = 32  # images of `predict` in memory
+BATCH_SIZE = 32  # images of `predict` in memory at once
 
 
 class Guess(NamedTuple):
-    """A class and the probability that the model gives it."""
+    """A class and its predicted probability."""
 
     name: str
     label: int
@@ -41,7 +41,7 @@ class Guess(NamedTuple):
 
 @dataclass(frozen=True)
 class Classifier:
-    """A model with the names of its classes and the preparation of its images."""
+    """A model with its class names and the preprocessing of its images."""
 
     model: nn.Module
     classes: tuple[str, ...]
@@ -49,7 +49,7 @@ class Classifier:
 
     @torch.inference_mode()
     def predict(self, images: Sequence[Image], top: int = 5) -> list[list[Guess]]:
-        """For each image the most probable classes, best first."""
+        """The most probable classes of each image, best first."""
         transform, parameter = self.preprocessing.transform(), next(self.model.parameters())
         batch = torch.stack([transform(image) for image in images]).to(parameter.device, parameter.dtype)
         found = self.model.eval()(batch).float().softmax(dim=-1).topk(min(top, len(self.classes)))
@@ -57,12 +57,12 @@ class Classifier:
         return [[Guess(self.classes[k], k, p) for p, k in zip(*row, strict=True)] for row in rows]
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the file; it appears whole or not at all."""
-        save_weights(self.model, path, metadata=describe(self.classes, self.preprocessing))
+        """Writes the weights file atomically."""
+        save_weights(self.model, path, metadata=classifier_metadata(self.classes, self.preprocessing))
 
     def evaluation(self, options: ClassificationEvaluation, recipe: ClassificationRecipe | None) -> Evaluation:
-        """Images of a split, each in one process; raises SettingsError where they have other classes, and DataError."""
-        preprocessing, source = self._evaluated_with(options), _evaluated_on(options, recipe)
+        """An evaluation on a split, each image in one process; raises DataError, and SettingsError for other classes."""
+        preprocessing, source = self._preprocessing_with(options), _open_split(options, recipe)
         _check_classes(self.classes, source)
         reader = ImageReader(source, preprocessing.transform(), channels=preprocessing.channels)
         samples = Samples(reader, seed=0, on_bad=options.on_bad_image, replace=False)
@@ -78,12 +78,12 @@ class Classifier:
         )
 
     def answer(self, inputs: Sequence[str], options: ClassificationPrediction, advance: Advance) -> Answers:
-        """The most probable classes of images in files."""
+        """The most probable classes of image files."""
         found: dict[str, list[Guess]] = {}
         unreadable = []
-        for start in range(0, len(inputs), AT_ONCE):
+        for start in range(0, len(inputs), BATCH_SIZE):
             images = {}
-            for path in inputs[start : start + AT_ONCE]:
+            for path in inputs[start : start + BATCH_SIZE]:
                 try:
                     images[shown(path)] = read_image(path, channels=self.preprocessing.channels)
                 except DataError as error:
@@ -93,55 +93,53 @@ class Classifier:
                 found |= dict(zip(images, self.predict(list(images.values()), options.top), strict=True))
         records = [{"image": name, "classes": [guess._asdict() for guess in guesses]} for name, guesses in found.items()]
         rows = [
-            (name if place == 0 else "", guess.name, f"{100 * guess.probability:.1f} %")
+            (name if rank == 0 else "", guess.name, f"{100 * guess.probability:.1f} %")
             for name, guesses in found.items()
-            for place, guess in enumerate(guesses)
+            for rank, guess in enumerate(guesses)
         ]
         return Answers(records, ("image", "class", "probability"), rows, unreadable)
 
-    def _evaluated_with(self, options: ClassificationEvaluation) -> Preprocessing:
+    def _preprocessing_with(self, options: ClassificationEvaluation) -> Preprocessing:
         given = {name: getattr(options, name) for name in ("resize", "crop_pct") if getattr(options, name) is not None}
         if options.img_size is not None:
             given["img_size"] = (options.img_size, options.img_size)
         return replace(self.preprocessing, **given)
 
 
-def _evaluated_on(options: ClassificationEvaluation, recipe: ClassificationRecipe | None) -> Source:
+def _open_split(options: ClassificationEvaluation, recipe: ClassificationRecipe | None) -> Source:
     if options.data is not None:
         return open_data(options.data, val_share=options.val_share).part(options.split)
-    assert recipe is not None, "there are neither data nor a run that names them"
+    assert recipe is not None, "neither data nor a run that names them"
     return open_data(recipe.data or DIGITS, val_share=recipe.val_share).part(options.split)
 
 
 def _check_classes(classes: tuple[str, ...], source: Source) -> None:
-    named = classes != tuple(str(label) for label in range(len(classes)))
-    if len(source.classes) != len(classes) or (named and source.classes != classes):
+    has_names = classes != tuple(str(label) for label in range(len(classes)))
+    if len(source.classes) != len(classes) or (has_names and source.classes != classes):
         raise SettingsError(
-            f"the data have the {len(source.classes)} classes {_some(source.classes)}, the model has the "
-            f"{len(classes)} classes {_some(classes)}; give the data that it was trained for"
+            f"the data have the {len(source.classes)} classes {_list_names(source.classes)}, the model has the "
+            f"{len(classes)} classes {_list_names(classes)}; give data with the classes it was trained on"
         )
 
 
-def _some(names: tuple[str, ...]) -> str:
+def _list_names(names: tuple[str, ...]) -> str:
     return ", ".join(shown(name) for name in names[:3]) + (", …" if len(names) > 3 else "")
 
 
-def describe(classes: Sequence[str], preprocessing: Preprocessing) -> dict[str, str]:
-    """What a weights file says besides its weights."""
+def classifier_metadata(classes: Sequence[str], preprocessing: Preprocessing) -> dict[str, str]:
+    """The metadata of a weights file: class names, preprocessing and task."""
     about = {"classes": json.dumps(list(classes)), "preprocessing": json.dumps(asdict(preprocessing), sort_keys=True)}
     return about | {"task": ClassificationRecipe.task}
 
 
 def load_classifier(path: str | PathLike[str]) -> Classifier:
-    """The classifier in a file of weights, ours or a published one; raises WeightsError.
+    """Loads the classifier in a weights file, ours or a published one; raises WeightsError.
 
-    A file that does not name its classes gets their numbers; one that does not say how images are prepared, the authors' way.
+    Without class names in the file, classes are named by their index; without preprocessing, the authors' is used.
     """
     arguments = model_of_file(path, read_state_dict(path))
     if arguments is None:
-        raise WeightsError(
-            f"{path} holds no model that is known; turn it into one with `polaformer convert {path} OUT --model …`"
-        )
+        raise WeightsError(f"{path} does not contain a known model; convert it with `polaformer convert {path} OUT --model …`")
     model = create_model(**arguments)
     load_weights(model, path)
     _check_finite(path, model)
@@ -149,7 +147,7 @@ def load_classifier(path: str | PathLike[str]) -> Classifier:
     try:
         return Classifier(model.eval(), _classes(about, model), _preprocessing(about, model))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise WeightsError(f"{path} is damaged: what it says of its classes or images makes no sense ({error})") from error
+        raise WeightsError(f"{path} is damaged: its metadata on classes or preprocessing are not valid ({error})") from error
 
 
 def _classes(about: dict[str, str], model: Any) -> tuple[str, ...]:
@@ -159,7 +157,7 @@ def _classes(about: dict[str, str], model: Any) -> tuple[str, ...]:
         return tuple(str(label) for label in range(model.num_classes))
     found = json.loads(about["classes"])
     if not isinstance(found, list) or len(found) != model.num_classes or not all(isinstance(name, str) for name in found):
-        raise ValueError(f"the names of classes are not {model.num_classes} texts")
+        raise ValueError(f"the class names are not {model.num_classes} strings")
     return tuple(found)
 
 
@@ -171,11 +169,11 @@ def _preprocessing(about: dict[str, str], model: Any) -> Preprocessing:
         cfg = model.default_cfg
         found = Preprocessing(tuple(model.img_size), tuple(cfg["mean"]), tuple(cfg["std"]), "square", cfg["crop_pct"])
     if found.channels != model.in_chans:
-        raise ValueError(f"images have {found.channels} channels, but the model {model.in_chans}")
+        raise ValueError(f"images have {found.channels} channels, but the model takes {model.in_chans}")
     return found
 
 
 def _check_finite(path: str | PathLike[str], model: nn.Module) -> None:
     broken = [name for name, parameter in model.named_parameters() if not bool(parameter.isfinite().all())]
     if broken:
-        raise WeightsError(f"{path} has numbers that are not finite, first in {broken[0]}; train or fetch it again")
+        raise WeightsError(f"{path} has weights that are not finite, first in {broken[0]}; train or download it again")

@@ -1,4 +1,4 @@
-"""A training of image classification: every number of it in one frozen dataclass, one a line."""
+"""The recipe of image classification: every hyperparameter of a training run in one frozen dataclass."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,142 +10,142 @@ from polaformer.training.metric import Metric, TaskTerms
 if TYPE_CHECKING:
     from polaformer.tasks.classification.job import ClassificationJob
 
-DIGITS = "digits"  # as data
+DIGITS = "digits"  # the name of the bundled data
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationRecipe(Recipe):
-    """Image classification. The defaults are the authors' for ImageNet-1K and Swin."""
+    """Image classification. The defaults are the authors' settings for Swin on ImageNet-1K."""
 
     task: ClassVar[str] = "classification"
     terms: ClassVar[TaskTerms] = TaskTerms(Metric("accuracy", "%"), "images", "--max-bad-share", "--on-bad-image skip")
 
     data: str | None = None
-    """A folder of class folders (or with train and val in it), a .tar or a folder of them, an .npz, hfds:FOLDER, or digits."""
+    """A folder of class folders (or of train and val), a .tar or a folder of them, an .npz, hfds:FOLDER, or digits."""
     val_share: float = 0.1
-    """Share of the images that is held out where the data have no validation part."""
+    """Share of the images to hold out if the data have no validation part."""
     on_bad_image: str = "error"
-    """What an image that cannot be read does: error ends the run, skip takes another one in its place."""
+    """What to do with an unreadable image: error ends the run, skip replaces it by another one."""
     max_bad_share: float = 0.001
-    """Share of an epoch's images that may be skipped before the run ends; one may be in any case."""
+    """Share of the images of an epoch that may be skipped before the run ends; one is always allowed."""
     model: str = "pola_swin_tiny"
-    """One of `polaformer models`."""
+    """Model name; `polaformer models` lists them."""
     attention: str | None = None
-    """Mechanism of all stages, or one a stage with commas between them; None: the model's own."""
+    """Mechanism of all stages, or one per stage, separated by commas; None: the model's own."""
     attention_options: tuple[str, ...] | None = None
-    """Arguments of the attention layer and its mechanism, NAME=VALUE each, such as gate=linear; None: as published."""
+    """Arguments of the attention layer and its mechanism as NAME=VALUE, such as gate=linear; None: as published."""
     img_size: int = 224
-    """Height and width of training and evaluation, in pixels."""
+    """Height and width of the images in training and evaluation, in pixels."""
     patch_size: int | None = None
-    """Pixels of a patch; None: the model's own, as for the following."""
+    """Patch size in pixels; None, here and for the next options: the model's own."""
     dims: tuple[int, ...] | None = None
-    """Channels of each stage."""
+    """Channels, one number per stage."""
     depths: tuple[int, ...] | None = None
-    """Blocks of each stage."""
+    """Blocks, one number per stage."""
     num_heads: tuple[int, ...] | None = None
-    """Heads of each stage."""
+    """Attention heads, one number per stage."""
     mlp_ratios: tuple[float, ...] | None = None
-    """Width of the hidden layer over that of the block, of each stage."""
+    """Hidden width of the MLP relative to the width of the block, one number per stage."""
     reductions: tuple[int, ...] | None = None
-    """Factor by which keys are fewer than queries along height and width, of each stage."""
+    """Factor by which the key grid is smaller than the query grid along height and width, one per stage."""
     drop_path_rate: float | None = None
-    """Largest share of residual branches that is dropped."""
+    """Largest drop path rate (stochastic depth) of the blocks."""
     checkpoint: str | None = None
-    """Weights to start from (a file, a run or a checkpoint): a classifier for other classes is left out, tables are resized."""
+    """Weights to start from (file, run or checkpoint); a head for other classes is dropped, position tables are resized."""
     resize: str = "square"
-    """How evaluation shapes images: square squeezes them, as the authors do; shorter cuts them, as is usual."""
+    """How evaluation resizes images: square squeezes them, as the authors do; shorter crops them, as is usual."""
     crop_pct: float = 0.875
-    """Share of the resized image that evaluation cuts out of its middle."""
+    """Share of the resized image that the center crop of evaluation keeps."""
     interpolation: str = "bicubic"
-    """How images are resized: bicubic, bilinear, nearest, lanczos, or random (in training)."""
+    """How to resize images: bicubic, bilinear, nearest, lanczos, or random (training only)."""
     mean: tuple[float, ...] = IMAGENET_MEAN
-    """Mean of each channel, which is subtracted; one number makes images grey."""
+    """Mean of each channel, for normalization; one number: grayscale images."""
     std: tuple[float, ...] = IMAGENET_STD
-    """Standard deviation of each channel, which is divided by."""
+    """Standard deviation of each channel, for normalization."""
     crop_scale: tuple[float, float] = (0.08, 1.0)
-    """Share of an image that a random crop of training covers, from and to."""
+    """Smallest and largest share of an image that a random crop of training covers."""
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """Width over height of a random crop, from and to."""
+    """Smallest and largest aspect ratio (width / height) of a random crop."""
     hflip: float = 0.5
-    """Share of training images that are mirrored."""
+    """Probability of flipping a training image horizontally."""
     auto_augment: str | None = "rand-m9-mstd0.5-inc1"
-    """timm's name of an augmentation; None: colour jitter alone."""
+    """Augmentation policy, in timm's notation; None: color jitter only."""
     color_jitter: float = 0.4
-    """Strength of colour jitter, where there is no auto_augment."""
+    """Strength of color jitter, if auto_augment is None."""
     erase_prob: float = 0.25
-    """Share of training images in which a random rectangle is replaced by noise."""
+    """Probability of replacing a random rectangle of a training image by noise (random erasing)."""
     mixup: float = 0.8
-    """Alpha of mixup; 0: none."""
+    """Alpha of mixup; 0: no mixup."""
     cutmix: float = 1.0
-    """Alpha of cutmix; 0: none."""
+    """Alpha of cutmix; 0: no cutmix."""
     mix_prob: float = 1.0
-    """Share of batches that are mixed."""
+    """Probability of applying mixup or cutmix to a batch."""
     mix_switch_prob: float = 0.5
-    """Share of mixed batches that get cutmix, where there are both."""
+    """Probability of cutmix instead of mixup, if both are on."""
     smoothing: float = 0.1
     """Label smoothing."""
 
     @property
     def command(self) -> str:
-        """What trains it: for the paper's models on one machine of eight GPUs, as the authors did."""
+        """The command that trains it; for the paper's models on one machine with eight GPUs, as the authors did."""
         if self.name.startswith("imagenet/"):
             weights = " --checkpoint WEIGHTS" if self.needs_checkpoint else ""
             return f"torchrun --nproc-per-node 8 -m polaformer train {self.name} --data IMAGENET{weights}"
         return super().command
 
     def problems(self) -> list[str]:
-        """Everything that makes no sense, a line each; needs neither the data nor PyTorch."""
+        """All problems with the values, one line each; needs neither the data nor PyTorch."""
         found = super().problems()
         choices: dict[str, tuple[str, ...]] = {"on_bad_image": ("error", "skip"), "resize": ("square", "shorter")}
         choices["interpolation"] = ("bicubic", "bilinear", "nearest", "lanczos", "random")
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 found.append(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(allowed)}")
-        return found + self._wrong_attention_options() + self._wrong_shares() + self._wrong_sizes()
+        return found + self._attention_option_problems() + self._range_problems() + self._size_problems()
 
-    def _wrong_attention_options(self) -> list[str]:
+    def _attention_option_problems(self) -> list[str]:
         pairs = self.attention_options or ()
         wrong = [pair for pair in pairs if not pair.partition("=")[0].isidentifier() or not pair.partition("=")[2]]
         names = [pair.partition("=")[0] for pair in pairs]
         twice = sorted({name for name in names if names.count(name) > 1})
-        found = [f"attention_options holds {pair!r}; give NAME=VALUE, such as gate=linear" for pair in wrong]
+        found = [f"attention_options has {pair!r}; give NAME=VALUE, such as gate=linear" for pair in wrong]
         return found + [f"attention_options gives {name} twice; give it once" for name in twice]
 
-    def _wrong_shares(self) -> list[str]:
+    def _range_problems(self) -> list[str]:
         shares = ("max_bad_share", "hflip", "erase_prob", "mix_prob", "mix_switch_prob")
-        found = [f"{n} is {getattr(self, n)}; give a share from 0 to 1" for n in shares if not 0 <= getattr(self, n) <= 1]
+        found = [f"{n} is {getattr(self, n)}; give a number in [0, 1]" for n in shares if not 0 <= getattr(self, n) <= 1]
         below = {"val_share": self.val_share, "smoothing": self.smoothing, "drop_path_rate": self.drop_path_rate or 0.0}
-        found += [f"{n} is {v}; give at least 0 and below 1" for n, v in below.items() if not 0 <= v < 1]
+        found += [f"{n} is {v}; give a number in [0, 1)" for n, v in below.items() if not 0 <= v < 1]
         at_least = {"mixup": self.mixup, "cutmix": self.cutmix, "color_jitter": self.color_jitter}
-        found += [f"{n} is {v}; give a number of at least 0" for n, v in at_least.items() if not 0 <= v < float("inf")]
+        found += [f"{n} is {v}; give a number ≥ 0" for n, v in at_least.items() if not 0 <= v < float("inf")]
         if not 0 < self.crop_pct <= 1:
-            found.append(f"crop_pct is {self.crop_pct}; give a share above 0, up to 1")
+            found.append(f"crop_pct is {self.crop_pct}; give a number in (0, 1]")
         for name, most in (("crop_scale", 1.0), ("crop_ratio", float("inf"))):
             low, high = getattr(self, name)
             if not 0 < low <= high <= most:
-                found.append(f"{name} is {low:g} to {high:g}; give two numbers above 0, the smaller one first")
+                found.append(f"{name} is {low:g} to {high:g}; give two positive numbers, the smaller one first")
         return found
 
-    def _wrong_sizes(self) -> list[str]:
+    def _size_problems(self) -> list[str]:
         found = []
         for name in ("img_size", "patch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                found.append(f"{name} is {value}; give a whole number of pixels")
+                found.append(f"{name} is {value}; give an integer ≥ 1")
         for name in ("dims", "depths", "num_heads", "mlp_ratios", "reductions"):
             values = getattr(self, name)
             if values is not None and (not values or any(not 0 < value < float("inf") for value in values)):
-                found.append(f"{name} is {values}; give positive numbers, one a stage")
+                found.append(f"{name} is {values}; give positive numbers, one per stage")
         if len(self.mean) not in (1, 3) or len(self.std) != len(self.mean) or not all(s > 0 for s in self.std):
             found.append(f"mean is {self.mean} and std {self.std}; give three numbers each, or one each, and std above 0")
         part = self.batch_size // max(self.accumulation, 1)
         if (self.mixup > 0 or self.cutmix > 0) and part % 2:
-            found.append(f"mixing needs an even number of images, not {part}; change batch_size, or set mixup and cutmix to 0")
+            found.append(f"mixup and cutmix need an even number of images, not {part}; change batch_size, or set both to 0")
         return found
 
     def model_options(self) -> dict[str, Any]:
-        """The arguments of `create_model` besides the name and the number of classes."""
+        """The arguments of `create_model`, without the name and the number of classes."""
         names = ("attention", "patch_size", "dims", "depths", "num_heads", "mlp_ratios", "reductions", "drop_path_rate")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.attention_options is not None:
@@ -154,20 +154,20 @@ class ClassificationRecipe(Recipe):
         return given | {"img_size": self.img_size, "in_chans": len(self.mean)}
 
     def before_training(self) -> list[str]:
-        """Without data, the digits that scikit-learn brings are trained on."""
+        """Announces that without data, the digits bundled with scikit-learn are used."""
         if self.data in (None, DIGITS):
             require("train", "sklearn")
-        return ["no --data given: the 1,797 bundled handwritten digits are trained on"] * (self.data is None)
+        return ["no --data given: training on the 1,797 bundled handwritten digits"] * (self.data is None)
 
     def job(self) -> "ClassificationJob":
-        """The data, model and task; loads PyTorch, opens the data, and raises SettingsError or DataError."""
+        """Opens the data and builds the model; loads PyTorch, raises SettingsError or DataError."""
         from polaformer.tasks.classification.job import ClassificationJob
 
         return ClassificationJob(self)
 
 
 def _plain_value(word: str) -> bool | int | float | str | None:
-    """None, True, False or a number where the word is one, otherwise the word."""
+    """The word as None, True, False or a number if it is one, otherwise as a string."""
     if word.lower() in ("none", "true", "false"):
         return {"none": None, "true": True, "false": False}[word.lower()]
     for kind in (int, float):

@@ -1,4 +1,4 @@
-"""Image classification, as the registry knows it."""
+"""Image classification as a registered task, with the options of its commands."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,71 +23,71 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationResume(ResumeOptions):
-    """What may change when a run is resumed."""
+    """What may change when a run resumes."""
 
     on_bad_image: Literal["error", "skip"] | None = None
-    """What an image that cannot be read does from now on; as before unless given."""
+    """What to do with an unreadable image from now on; unchanged by default."""
     max_bad_share: float | None = None
-    """Share of an epoch's images that may be skipped; as before unless given."""
+    """Share of the images of an epoch that may be skipped; unchanged by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationEvaluation(EvaluationOptions):
-    """How images are evaluated; what is not given is as the weights file says."""
+    """How to evaluate; by default with the preprocessing stored in the weights file."""
 
     resize: Literal["square", "shorter"] | None = None
-    """How images become squares: squeezed (the authors'), or cut after the shorter side was resized (the usual); as trained
-    unless given."""
+    """How images become squares: square squeezes them (the authors' way), shorter resizes the shorter side and crops (the usual
+    way); as in training by default."""
     img_size: int | None = None
-    """Height and width in pixels of what the model sees; as trained unless given."""
+    """Height and width of the model's input, in pixels; as in training by default."""
     crop_pct: float | None = None
-    """Share of the resized image that is cut out of its middle; as trained unless given."""
+    """Share of the resized image that the center crop keeps; as in training by default."""
     on_bad_image: Literal["error", "skip"] = "error"
-    """What an image that cannot be read does: error ends the evaluation, skip leaves it out, counts and lists it."""
+    """What to do with an unreadable image: error ends the evaluation, skip leaves it out, counts and lists it."""
     val_share: float = 0.1
-    """Share that is held out where the data have no validation part; as in training."""
+    """Share of the images to hold out if the data have no validation part; give the value used in training."""
 
     def problems(self) -> list[str]:
-        """Everything that makes no sense, a line each."""
+        """All problems with the values, one line each."""
         found = super().problems()
         if self.img_size is not None and self.img_size < 1:
-            found.append(f"--img-size is {self.img_size}; give a whole number of at least 1")
+            found.append(f"--img-size is {self.img_size}; give an integer ≥ 1")
         if self.crop_pct is not None and not 0 < self.crop_pct <= 1:
-            found.append(f"--crop-pct is {self.crop_pct}; give a share above 0, up to 1")
-        return found + wrong_val_share(self.val_share)
+            found.append(f"--crop-pct is {self.crop_pct}; give a number in (0, 1]")
+        return found + val_share_problems(self.val_share)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationPrediction(PredictionOptions):
-    """What is said of an image."""
+    """What to predict for an image."""
 
     top: int = 5
-    """How many classes to name."""
+    """Number of classes to list per image."""
 
     def problems(self) -> list[str]:
-        """Everything that makes no sense, a line each."""
-        return [f"--top is {self.top}; give a whole number of at least 1"] * (self.top < 1)
+        """All problems with the values, one line each."""
+        return [f"--top is {self.top}; give an integer ≥ 1"] * (self.top < 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationCheck(CheckOptions):
-    """How a data set of images is read."""
+    """How to read a data set of images."""
 
     val_share: float = 0.1
-    """Share that is held out where the data have no validation part; as in training."""
+    """Share of the images to hold out if the data have no validation part; give the value used in training."""
 
     def problems(self) -> list[str]:
-        """Everything that makes no sense, a line each."""
-        return super().problems() + wrong_val_share(self.val_share)
+        """All problems with the values, one line each."""
+        return super().problems() + val_share_problems(self.val_share)
 
 
-def wrong_val_share(share: float) -> list[str]:
-    """What is wrong with it, for `problems`."""
-    return [f"--val-share is {share}; give at least 0 and below 1"] * (not 0 <= share < 1)
+def val_share_problems(share: float) -> list[str]:
+    """The problem with a --val-share, if any."""
+    return [f"--val-share is {share}; give a number in [0, 1)"] * (not 0 <= share < 1)
 
 
 class Classification(Task):
-    """Which of several classes an image belongs to."""
+    """Which class an image belongs to."""
 
     name = "classification"
     recipe = ClassificationRecipe
@@ -103,7 +103,7 @@ class Classification(Task):
         return load_classifier(weights)
 
     def reads(self, data: str) -> bool:
-        """What no other task reads is taken for labelled images."""
+        """Data that no other task reads are treated as labelled images."""
         return True
 
     def check(
@@ -119,10 +119,10 @@ class Classification(Task):
         return Audit(report.parts, [problem._asdict() for problem in report.problems], report.digests)
 
     def models(self, pattern: str, attention: Sequence[str]) -> ListedModels:
-        """The backbones with classifiers, beside the paper's tables."""
-        from polaformer.tasks.classification.models import listed, listed_with
+        """The backbones as classifiers, compared with the paper's tables."""
+        from polaformer.tasks.classification.models import list_backbones, list_backbones_with_mechanisms
 
-        return listed_with(pattern, attention) if attention else listed(pattern)
+        return list_backbones_with_mechanisms(pattern, attention) if attention else list_backbones(pattern)
 
 
 CLASSIFICATION = Classification()
