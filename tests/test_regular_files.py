@@ -19,7 +19,7 @@ from polaformer.data.batch import Batch
 from polaformer.data.images import read_image
 from polaformer.data.sources.opening import open_data
 from polaformer.errors import CannotWriteError, DataError
-from polaformer.regular_files import write_whole
+from polaformer.regular_files import write_atomically
 from polaformer.training import checkpoint, divergence, journal
 from polaformer.training.engine import NonFiniteError
 from polaformer.training.run import Run
@@ -58,7 +58,7 @@ def _lock(folder: Path) -> None:
 
 # Where something stands in the way, what writes there, and what it writes.
 WRITERS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
-    "a configuration": (".config.json.tmp", lambda folder: write_whole(folder / "config.json", "{}"), "config.json"),
+    "a configuration": (".config.json.tmp", lambda folder: write_atomically(folder / "config.json", "{}"), "config.json"),
     "a table": (".metrics.csv.tmp", journal.write_csv, "metrics.csv"),
     "weights": (WEIGHTS, lambda folder: save_checkpoint(small("pola_pvt_tiny"), folder / WEIGHTS), WEIGHTS),
     "a batch left behind": (DIVERGED, _leave_behind, DIVERGED),

@@ -15,12 +15,13 @@ from pictures import COUNTS, below, content, contents, files_of, listing, names,
 from polaformer.data.labelled_images import ImageReader
 from polaformer.data.order import Order
 from polaformer.data.samples import Samples, batches
-from polaformer.data.sources.opening import Data, open_data
+from polaformer.data.sources.opening import open_data
+from polaformer.data.sources.source import DataSplits
 from polaformer.data.transforms import Preprocessing, training_transform
 from polaformer.errors import ImageError
 
 
-def first_batches(data: Data) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def first_batches(data: DataSplits) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Two epochs of augmented batches."""
     preprocessing = Preprocessing((8, 8), (0.5,) * 3, (0.25,) * 3)
     transform = training_transform(

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from polaformer.cli.main import main
-from polaformer.data.audit import FORMAT, Report, check, read_manifest, write_manifest
+from polaformer.data.audit import FORMAT, Report, audit, read_manifest, write_manifest
 from polaformer.data.sources.opening import open_data
 from polaformer.errors import DataError
 
@@ -39,7 +39,7 @@ def clean(tmp_path: Path) -> Path:
 
 
 def report_of(folder: Path, known: dict[str, str] | None = None) -> Report:
-    return check(open_data(str(folder)), known)
+    return audit(open_data(str(folder)), known)
 
 
 def bomb() -> bytes:
@@ -63,7 +63,7 @@ def test_nothing_is_found_in_a_clean_data_set_and_its_facts_are_right(clean: Pat
 def test_a_report_does_not_depend_on_the_number_of_threads(num_workers: int, clean: Path) -> None:
     (clean / "train" / "cat" / "1.png").write_bytes(b"broken")
     counted = []
-    found = check(open_data(str(clean)), num_workers=num_workers, advance=lambda: counted.append(1))
+    found = audit(open_data(str(clean)), num_workers=num_workers, advance=lambda: counted.append(1))
     assert found == report_of(clean)
     assert len(counted) == 12
 

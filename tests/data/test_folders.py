@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from pictures import COUNTS, below, content, contents, files_of, names, refused, shuffled, write_folder
-from polaformer.data.sources.opening import Data, open_data
+from polaformer.data.sources.opening import open_data
+from polaformer.data.sources.source import DataSplits
 from polaformer.errors import ImageError
 
 
@@ -43,8 +44,8 @@ def test_folders_for_training_and_validation_are_known_by_their_names(train: str
     write_folder(tmp_path / train, files_of({"cat": 3, "dog": 3}))
     found = open_data(write_folder(tmp_path / val, files_of({"cat": 1, "dog": 2}, first=50)) and str(tmp_path))
     assert (found.classes, found.train.labels, found.val.labels) == (("cat", "dog"), [0, 0, 0, 1, 1, 1], [0, 1, 1])
-    assert not {one for one, _ in contents(Data(found.train, found.train))} & {
-        one for one, _ in contents(Data(found.val, found.val))
+    assert not {one for one, _ in contents(DataSplits(found.train, found.train))} & {
+        one for one, _ in contents(DataSplits(found.val, found.val))
     }
 
 
@@ -124,7 +125,7 @@ def test_names_may_have_any_bytes_and_any_length(tmp_path: Path) -> None:
                 Path(os.fsdecode(os.path.join(folder, one))).write_bytes(content(seed + 10 * number))
     found = open_data(str(tmp_path))
     assert len(found.train) == 18
-    assert len({one for one, _ in contents(Data(found.train, found.train))}) == 18
+    assert len({one for one, _ in contents(DataSplits(found.train, found.train))}) == 18
     for name in names(found.train):
         assert name.encode().decode().isprintable()
     assert any("new\\nline.png" in name for name in names(found.train))

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from polaformer.data.images import EXTENSIONS, FORMATS, MOST_PIXELS, decode, from_array, read_image
-from polaformer.errors import ImageError, shown
+from polaformer.errors import ImageError, printable
 from polaformer.regular_files import MOST_BYTES
 
 # The library hears these warnings and does not pass them on; pytest sets its own filters.
@@ -459,5 +459,5 @@ def test_a_path_that_no_system_takes_is_an_error(path: str) -> None:
 
 
 def test_a_path_is_shown_in_one_printable_line_whatever_its_bytes() -> None:
-    assert shown("photos/größe 1.jpg") == "photos/größe 1.jpg"
-    assert shown(os.fsdecode(b"a\nb\r\x1b[31m\xff.jpg")) == "a\\nb\\r\\x1b[31m\\udcff.jpg"
+    assert printable("photos/größe 1.jpg") == "photos/größe 1.jpg"
+    assert printable(os.fsdecode(b"a\nb\r\x1b[31m\xff.jpg")) == "a\\nb\\r\\x1b[31m\\udcff.jpg"

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from polaformer.data.labelled_images import ImageReader, LabelledImages
-from polaformer.data.order import Key, Order, Share
+from polaformer.data.order import EvaluationOrder, Key, Order
 from polaformer.data.randomness import derive, reseed, seeded
 from polaformer.data.samples import MOST_REPLACEMENTS, Samples, batches
 from polaformer.data.sources.arrays import Arrays
-from polaformer.data.sources.opening import Source, open_data
+from polaformer.data.sources.opening import open_data
+from polaformer.data.sources.source import Source
 from polaformer.data.transforms import Preprocessing, Transform, training_transform
 from polaformer.errors import DataError, ImageError, SettingsError
 
@@ -78,7 +79,7 @@ def taken(
     num_workers: int = 0,
 ) -> list[LabelledImages]:
     """The first parts that a process gets, from a step on."""
-    keys = Order(NUM_SAMPLES, BATCH_SIZE, SEED).parts(first_step, rank=rank, world=world, accumulation=accumulation)
+    keys = Order(NUM_SAMPLES, BATCH_SIZE, SEED).micro_batches(first_step, rank=rank, world=world, accumulation=accumulation)
     with closing(batches(samples, keys, num_workers=num_workers)) as found:
         return list(islice(found, number))
 
@@ -213,7 +214,7 @@ def test_neighbouring_numbers_and_other_names_give_unrelated_seeds() -> None:
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 @pytest.mark.parametrize("batch_size", [1, 5, 64])
 def test_of_an_evaluation_every_sample_is_in_exactly_one_process(number: int, world: int, batch_size: int) -> None:
-    shares = [Share(number, batch_size, rank, world) for rank in range(world)]
+    shares = [EvaluationOrder(number, batch_size, rank, world) for rank in range(world)]
     found = [key.index for share in shares for batch in share for key in batch]
     assert sorted(found) == list(range(number))
     for share in shares:
@@ -288,7 +289,7 @@ def test_a_replacement_depends_on_seed_epoch_and_index() -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_in_an_evaluation_a_bad_image_is_left_out_and_listed(num_workers: int) -> None:
     samples = samples_of(Broken(), on_bad="skip", replace=False)
-    found = list(batches(samples, Share(NUM_SAMPLES, 1), num_workers=num_workers))
+    found = list(batches(samples, EvaluationOrder(NUM_SAMPLES, 1), num_workers=num_workers))
     assert [index for batch in found for index in batch.indices.tolist()] == [
         index for index in range(NUM_SAMPLES) if index not in Broken.bad
     ]
@@ -320,7 +321,7 @@ def damaged(tmp_path: Path) -> Source:
 def test_a_bad_image_is_one_error_with_its_path_also_out_of_a_worker(num_workers: int, damaged: Source) -> None:
     before = set(multiprocessing.active_children())
     with pytest.raises(ImageError) as caught:
-        list(batches(samples_of(damaged), Share(len(damaged), 4), num_workers=num_workers))
+        list(batches(samples_of(damaged), EvaluationOrder(len(damaged), 4), num_workers=num_workers))
     assert str(caught.value).endswith("fetch it again, or remove it from the data")
     assert "train/dog/13.png is no image that can be read" in str(caught.value)
     assert "Traceback" not in str(caught.value)
@@ -330,7 +331,7 @@ def test_a_bad_image_is_one_error_with_its_path_also_out_of_a_worker(num_workers
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_before_a_bad_image_are_whole(num_workers: int, damaged: Source) -> None:
     place = next(index for index in range(24) if "13.png" in damaged.name(index))
-    found = batches(samples_of(damaged), Share(len(damaged), 1), num_workers=num_workers)
+    found = batches(samples_of(damaged), EvaluationOrder(len(damaged), 1), num_workers=num_workers)
     assert [int(next(found).indices) for _ in range(place)] == list(range(place))
     with pytest.raises(ImageError):
         next(found)
@@ -339,7 +340,7 @@ def test_batches_before_a_bad_image_are_whole(num_workers: int, damaged: Source)
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_workers_end_when_nobody_wants_their_batches_any_more(num_workers: int) -> None:
     before = set(multiprocessing.active_children())
-    found = batches(samples_of(), Order(NUM_SAMPLES, BATCH_SIZE, SEED).parts(0), num_workers=num_workers)
+    found = batches(samples_of(), Order(NUM_SAMPLES, BATCH_SIZE, SEED).micro_batches(0), num_workers=num_workers)
     next(found)
     assert len(set(multiprocessing.active_children()) - before) == num_workers
     found.close()
@@ -427,5 +428,5 @@ def test_groups_that_do_not_fit_are_refused() -> None:
 def test_processes_and_parts_can_have_batches_of_one_group_each() -> None:
     order = Order(64, 8, 0, [index % 3 for index in range(64)], 2)
     for rank in range(2):
-        for part in islice(order.parts(0, rank=rank, world=2, accumulation=2), 20):
+        for part in islice(order.micro_batches(0, rank=rank, world=2, accumulation=2), 20):
             assert len({key.index % 3 for key in part}) == 1

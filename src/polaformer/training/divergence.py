@@ -35,7 +35,7 @@ def leave_behind(folder: Path, parts: Sequence[Batch], names: list[str], error: 
     about: the step, the rank of the process and the seed, from which the draws of mixup, dropout and drop path follow.
     """
     target = folder / FOLDER / f"step-{about['step']:09d}-rank-{about['rank']}.safetensors"
-    stored = [part.stored(str(number)) for number, part in enumerate(parts)]
+    stored = [part.flatten(str(number)) for number, part in enumerate(parts)]
     tensors = {name: tensor for found, _ in stored for name, tensor in found.items()}
     known = {**about, "lr": error.lr, "loss": repr(error.loss), "grad_norm": repr(error.grad_norm), "names": names}
     known["parts"] = [outline for _, outline in stored]
@@ -52,7 +52,7 @@ def read(path: Path, kind: type[Batch]) -> tuple[list[Batch], dict[str, Any]]:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, it is not a dict
             about = json.loads(file.metadata()["about"])
         outlines = about["parts"] if "parts" in about else _outlines_of_names(tensors)
-        return [kind.restored(tensors, outline) for outline in outlines], about
+        return [kind.unflatten(tensors, outline) for outline in outlines], about
     except Exception as error:
         # safetensors and JSON have their own errors for what is not theirs.
         raise DataError(f"{path} is no file of a diverged step: {error}; give one from {FOLDER}/") from error
