@@ -1,4 +1,4 @@
-"""Row D1: `check` finds every planted problem, and nothing in a clean data set; its manifest tells of every changed byte."""
+"""Row D1: `check` finds every planted problem, and none in a clean dataset; its manifest reveals every changed byte."""
 
 import io
 import json
@@ -84,11 +84,11 @@ PLANTED: dict[str, tuple[Plant, list[tuple[str, str, str]]]] = {
     ),
     "a bomb": (
         lambda root: (root / "train/dog/0.png").write_bytes(bomb()),
-        [("train", "dog/0.png", "has more pixels than the 64,000,000 that are allowed")],
+        [("train", "dog/0.png", "has more pixels than the 64,000,000 allowed")],
     ),
     "no image": (
         lambda root: (root / "train/dog/0.png").write_text("404"),
-        [("train", "dog/0.png", "is no image that can be read")],
+        [("train", "dog/0.png", "is not a readable image")],
     ),
     "a dangling link": (
         lambda root: (root / "train/dog/link.png").symlink_to("gone"),
@@ -96,15 +96,15 @@ PLANTED: dict[str, tuple[Plant, list[tuple[str, str, str]]]] = {
     ),
     "the same in training and validation": (
         lambda root: (root / "val/cat/new.png").write_bytes((root / "train/cat/1.png").read_bytes()),
-        [("val", "cat/new.png", "the same image as train, cat/1.png: it is trained on and evaluated on")],
+        [("val", "cat/new.png", "same image as train, cat/1.png: it is in both splits")],
     ),
     "the same under two classes": (
         lambda root: (root / "train/dog/new.png").write_bytes((root / "train/cat/1.png").read_bytes()),
-        [("train", "dog/new.png", "the same image as train, cat/1.png, but 'dog' and not 'cat'")],
+        [("train", "dog/new.png", "same image as train, cat/1.png, but labelled 'dog', not 'cat'")],
     ),
     "the same under two classes of two parts": (
         lambda root: (root / "val/dog/new.png").write_bytes((root / "train/cat/1.png").read_bytes()),
-        [("val", "dog/new.png", "the same image as train, cat/1.png, but 'dog' and not 'cat'")],
+        [("val", "dog/new.png", "same image as train, cat/1.png, but labelled 'dog', not 'cat'")],
     ),
     "the same twice in one class, which does no harm": (
         lambda root: (root / "train/cat/new.png").write_bytes((root / "train/cat/1.png").read_bytes()),
@@ -139,7 +139,7 @@ def test_archives_and_arrays_are_checked_like_folders(clean: Path, tmp_path: Pat
     images = np.random.default_rng(0).integers(0, 256, (6, 4, 4), dtype=np.uint8)
     np.savez(tmp_path / "a.npz", x_train=images, y_train=[0, 1, 0, 1, 0, 1], x_test=images[:1], y_test=[0])
     [problem] = report_of(tmp_path / "a.npz").problems
-    assert problem.text == "the same image as train, train/0: it is trained on and evaluated on"
+    assert problem.text == "same image as train, train/0: it is in both splits"
 
 
 # The manifest
@@ -164,7 +164,7 @@ def test_changed_missing_and_new_images_are_found_against_a_manifest(clean: Path
 
 
 def test_every_one_of_100_flipped_bits_is_found_against_a_manifest(tmp_path: Path) -> None:
-    """Also where the image can still be read."""
+    """Even if the image can still be read."""
     draw = random.Random(0)
     for part in PARTS:
         for seed in range(100):
@@ -200,13 +200,13 @@ def test_every_one_of_100_flipped_bits_is_found_against_a_manifest(tmp_path: Pat
 )
 def test_a_file_that_is_no_manifest_is_one_error(text: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_bytes(b"\xff\xfe\xff" if text == "\\xff" else text.encode())
-    with pytest.raises(DataError, match=r"manifest.json is no manifest of a data set: .*; write one with --write-manifest"):
+    with pytest.raises(DataError, match=r"manifest.json is not a dataset manifest: .*; write one with --write-manifest"):
         read_manifest(tmp_path / "manifest.json")
 
 
 def test_a_manifest_with_a_list_in_place_of_digests_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps({"format": FORMAT, "sha256": ["a"]}), encoding="utf-8")
-    with pytest.raises(DataError, match="it is of another kind"):
+    with pytest.raises(DataError, match="it has another format"):
         read_manifest(tmp_path / "manifest.json")
 
 
@@ -291,7 +291,7 @@ def test_the_share_that_is_held_out_is_an_option_as_in_training(clean: Path, cap
             74,
             "cannot write to gone/manifest.json: there is no folder gone; make it",
         ),
-        (["--manifest", "photos/train/cat/0.png"], 65, "0.png is no manifest of a data set"),
+        (["--manifest", "photos/train/cat/0.png"], 65, "0.png is not a dataset manifest"),
     ],
 )
 def test_options_that_make_no_sense_end_the_command_before_any_work(

@@ -1,4 +1,4 @@
-"""Batches of any kind: nested tensors move, change precision, and come back from a file as they were."""
+"""Batches of any kind: nested tensors move, change precision, and survive a round trip through a file."""
 
 import json
 from dataclasses import dataclass, fields
@@ -22,7 +22,7 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Scenes(Batch):
-    """As a detector may have them: all of a batch in one tensor, and of each image a dict; and plain values."""
+    """As a detector may have them: one tensor for the batch, one dict per image, and plain values."""
 
     images: Tensor
     targets: list[dict[str, Any]]
@@ -42,7 +42,7 @@ def scenes(**changes: Any) -> Scenes:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """All tensors of a batch, a list, a dict, …, in their order."""
+    """All tensors of a batch, a list, a dict, …, in order."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, Batch):
@@ -128,7 +128,7 @@ def test_no_name_in_a_batch_is_mistaken_for_another(extra: Any, tmp_path: Path) 
 
 @pytest.mark.parametrize("extra", [{1, 2}, {3: 1}, [Box(torch.rand(4), torch.tensor(1))]], ids=["set", "keys", "named tuple"])
 def test_what_no_file_can_hold_is_refused_by_the_first_move(extra: Any) -> None:
-    """Not when the batch is wanted because training diverged."""
+    """Not only when the batch is needed because training diverged."""
     batch = scenes(extra=extra)
     for call in (lambda: batch.to(CPU), lambda: batch.flatten("0")):
         with pytest.raises(TypeError, match=r"Scenes\.extra holds a .*; give tensors, numbers, strings"):

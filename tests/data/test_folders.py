@@ -1,4 +1,4 @@
-"""Rows D1: folders are read in an order of their own, or refused with one DataError."""
+"""Row D1: folders are read in an order that depends on names alone, or refused with one DataError."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ def test_the_order_of_a_folder_does_not_depend_on_how_it_was_made_or_is_listed(
     files = files_of(COUNTS)
     for root, order in (("one", files), ("two", shuffled(files))):
         write_folder(tmp_path / root, order)
-        (tmp_path / root / "dog" / "linked").symlink_to("deep")  # the same images by two ways: one of them is taken
+        (tmp_path / root / "dog" / "linked").symlink_to("deep")  # the same images by two paths: one of them is used
     found = open_data(write_folder(tmp_path / "one", {}), val_share=0.3)
     assert names(found.train) == sorted(names(found.train), key=lambda name: (name.split("/")[0], name))
     scandir = os.scandir
@@ -176,7 +176,7 @@ BAD_FOLDERS: dict[str, tuple[Maker, list[str]]] = {
     ),
     "a folder and archives": (
         lambda root: write_folder(root, files_of({"cat": 3, "dog": 3}) | {"backup.tar": bytes(10240)}),
-        ["holds .tar files and folders of images"],
+        ["holds both .tar files and image folders"],
     ),
     "a file": (
         lambda root: write_folder(root, {"notes.txt": b""}) + "/notes.txt",

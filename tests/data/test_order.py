@@ -1,4 +1,4 @@
-"""Rows C3 and D3: order, augmentation and replacement are functions of (seed, epoch, index), whoever reads the data."""
+"""Rows C3 and D3: order, augmentation and replacement are functions of (seed, epoch, index), whichever process reads the data."""
 
 import multiprocessing
 import random
@@ -49,13 +49,13 @@ def arrays(number: int = NUM_SAMPLES) -> Arrays:
 
 
 class Broken(Arrays):
-    """Some of its images cannot be used."""
+    """Some of its images are unusable."""
 
     bad = (3, 8, 11, 19)
 
     def __init__(self) -> None:
         whole = arrays()
-        super().__init__(whole.images, np.array(whole.labels), whole.classes, whole.part)
+        super().__init__(whole.images, np.array(whole.labels), whole.classes, whole.split)
 
     def read(self, index: int, channels: int) -> Image.Image:
         if index in self.bad:
@@ -78,7 +78,7 @@ def taken(
     accumulation: int = 1,
     num_workers: int = 0,
 ) -> list[LabelledImages]:
-    """The first parts that a process gets, from a step on."""
+    """The first micro-batches of a process, from a step on."""
     keys = Order(NUM_SAMPLES, BATCH_SIZE, SEED).micro_batches(first_step, rank=rank, world=world, accumulation=accumulation)
     with closing(batches(samples, keys, num_workers=num_workers)) as found:
         return list(islice(found, number))
@@ -94,7 +94,7 @@ def assert_equal(some: list[LabelledImages], others: list[LabelledImages]) -> No
 
 
 def triples(batch: LabelledImages) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Image, label and place of every sample."""
+    """Image, label and index of every sample."""
     return list(zip(batch.images, batch.labels, batch.indices, strict=True))
 
 
@@ -191,7 +191,7 @@ def test_what_fills_no_batch_is_another_part_every_epoch() -> None:
 
 
 def test_the_order_of_a_seed_is_the_same_in_every_version() -> None:
-    """Runs that were begun with an older version go on with a newer one."""
+    """A newer version resumes runs of an older one."""
     assert derive("order", 0, 0) == 4664387070406640777
     assert derive("sample", 5, 2, 7) == 7509062978768857304
     assert [key.index for key in Order(10, 5, 0).batch(0)] == [0, 5, 8, 2, 4]
@@ -265,7 +265,7 @@ def test_bad_images_are_replaced_counted_and_listed(three_epochs: list[LabelledI
     for batch, whole in zip(found, three_epochs, strict=True):
         assert batch.images.shape == whole.images.shape
         bad = [int(index) for index in whole.indices if int(index) in Broken.bad]
-        assert set(batch.bad) >= {f"train/{index} is damaged" for index in bad}  # more where a replacement is bad too
+        assert set(batch.bad) >= {f"train/{index} is damaged" for index in bad}  # more if a replacement is bad too
         for place, index in enumerate(whole.indices.tolist()):
             taken_instead = int(batch.indices[place])
             assert taken_instead not in Broken.bad
@@ -301,7 +301,7 @@ def test_data_that_are_all_bad_are_given_up_with_the_last_reason() -> None:
     class Hopeless(Broken):
         bad = tuple(range(NUM_SAMPLES))
 
-    with pytest.raises(DataError, match=rf"{MOST_REPLACEMENTS} samples in a row cannot be used, .* is damaged; check the data"):
+    with pytest.raises(DataError, match=rf"{MOST_REPLACEMENTS} samples in a row are unusable, .* is damaged; check the data"):
         samples_of(Hopeless(), on_bad="skip")[Key(0, 1)]
 
 
@@ -323,7 +323,7 @@ def test_a_bad_image_is_one_error_with_its_path_also_out_of_a_worker(num_workers
     with pytest.raises(ImageError) as caught:
         list(batches(samples_of(damaged), EvaluationOrder(len(damaged), 4), num_workers=num_workers))
     assert str(caught.value).endswith("fetch it again, or remove it from the data")
-    assert "train/dog/13.png is no image that can be read" in str(caught.value)
+    assert "train/dog/13.png is not a readable image" in str(caught.value)
     assert "Traceback" not in str(caught.value)
     assert set(multiprocessing.active_children()) == before
 
@@ -387,7 +387,7 @@ def test_law_no_more_is_left_out_than_a_chunk_of_each_group_and_a_batch_lack(ord
 @given(order=grouped_orders(), epoch=st.integers(0, 3))
 def test_law_grouped_batches_are_a_function_of_seed_and_epoch_alone(order: Order, epoch: int) -> None:
     again = Order(order.num_samples, order.batch_size, order.seed, list(order.groups or ()), order.group_size)
-    for other in (3, 0, epoch):  # what was drawn before does not matter
+    for other in (3, 0, epoch):  # earlier draws have no effect
         found = epoch_of(again, other)
     assert found == epoch_of(order, epoch)
 
@@ -417,9 +417,9 @@ def test_grouped_batches_are_others_every_epoch() -> None:
 
 
 def test_groups_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="there are 3 groups for 4 samples; give one for each"):
+    with pytest.raises(ValueError, match="there are 3 groups for 4 samples; give one per sample"):
         Order(4, 2, 0, [1, 2, 3])
-    with pytest.raises(SettingsError, match="batch_size is 4, which groups of 3 samples do not divide; give a multiple"):
+    with pytest.raises(SettingsError, match="batch_size is 4, not a multiple of the group size 3; give a multiple"):
         Order(4, 4, 0, [1] * 4, 3)
     with pytest.raises(ValueError, match="group_size is 2, but there are no groups"):
         Order(4, 4, 0, None, 2)

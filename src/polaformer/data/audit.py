@@ -137,5 +137,5 @@ def _changes(known: Mapping[str, str], found: Mapping[str, str]) -> list[Problem
     problems = [(name, "it is in the manifest but not in the data") for name in known.keys() - found.keys()]
     problems += [(name, "it is in the data but not in the manifest") for name in found.keys() - known.keys()]
     changed = (name for name in known.keys() & found.keys() if known[name] != found[name])
-    problems += [(name, f"it has changed: its sha256 is {found[name]} but should be {known[name]}") for name in changed]
+    problems += [(name, f"it has changed: sha256 should be {known[name]} but is {found[name]}") for name in changed]
     return [Problem(name.split("/", 1)[0], name.split("/", 1)[-1], text) for name, text in sorted(problems)]
