@@ -1,4 +1,4 @@
-"""Rows C3 and D3: order, augmentation and replacement are functions of (seed, epoch, index), whichever process reads the data."""
+"""Rows C3 and D3: order, augmentation and replacement are functions of (seed, epoch, index), for any process."""
 
 import multiprocessing
 import random

@@ -20,13 +20,13 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff",
 _READ = f"{', '.join(FORMATS)} are supported: fetch it again, or remove it from the data"
 _SHRINK = "make it smaller, or remove it from the data"
 
-# The limit below replaces the first; the second are about damaged camera metadata, which is harmless.
+# Our own pixel limit replaces the first warning; the second are about damaged camera metadata, which is harmless.
 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImagePlugin")
 
 
 def read_image(path: str | PathLike[str], *, channels: int = 3, most_pixels: int = MOST_PIXELS) -> Image.Image:
-    """The image in a file, as RGB (three channels) or grayscale (one); raises ImageError."""
+    """The image in a file, as RGB (three channels) or greyscale (one); raises ImageError."""
     return decode(read_file(path), printable(path), channels=channels, most_pixels=most_pixels)
 
 
@@ -39,7 +39,7 @@ def read_file(path: str | PathLike[str]) -> bytes:
 
 
 def decode(content: bytes, name: str, *, channels: int = 3, most_pixels: int = MOST_PIXELS) -> Image.Image:
-    """The image that `content` encodes, as RGB (three channels) or grayscale (one); raises ImageError, citing `name`."""
+    """The image that `content` encodes, as RGB (three channels) or greyscale (one); raises ImageError, citing `name`."""
     if not content:
         raise ImageError(f"{name} is empty; fetch it again, or remove it from the data")
     try:
@@ -62,7 +62,7 @@ def decode(content: bytes, name: str, *, channels: int = 3, most_pixels: int = M
 
 
 def from_array(pixels: np.ndarray, *, channels: int = 3) -> Image.Image:
-    """The image of a uint8 array, (height, width) or (height, width, 3), as RGB or grayscale."""
+    """The image of a uint8 array, (height, width) or (height, width, 3), as RGB or greyscale."""
     return _as_mode(Image.fromarray(pixels), "RGB" if channels == 3 else "L")
 
 

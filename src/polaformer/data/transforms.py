@@ -27,7 +27,7 @@ class Preprocessing:
     """How an image becomes the input of a model in evaluation; stored in the weights file for `eval` and `predict`.
 
     resize: "square" squashes the image to a square of img_size / crop_pct, "shorter" resizes its shorter side to that; then the
-    center of img_size is cropped. mean and std have one number per channel. Raises SettingsError for invalid values.
+    centre of img_size is cropped. mean and std have one number per channel. Raises SettingsError for invalid values.
     """
 
     img_size: Grid
@@ -82,7 +82,7 @@ class Preprocessing:
 
 @dataclass(frozen=True)
 class _WithoutExtremeAspect:
-    """A transform preceded by a center crop of images whose longer side exceeds `most_aspect` times the shorter.
+    """A transform preceded by a centre crop of images whose longer side exceeds `most_aspect` times the shorter.
 
     Resized by its shorter side, an image of 1×65,535 pixels would become 256×16,776,960.
     """
@@ -109,7 +109,7 @@ def training_transform(
     erase_prob: float,
     interpolation: str,
 ) -> Transform:
-    """Random crop, flip, RandAugment (without it: color jitter) and random erasing, from an image to a tensor."""
+    """Random crop, flip, RandAugment (without it: colour jitter) and random erasing, from an image to a tensor."""
     transform: Any = create_transform(
         (preprocessing.channels, *preprocessing.img_size),
         is_training=True,
