@@ -66,7 +66,7 @@ def harm(tmp_path_factory):
 
 
 def test_there_are_27_hostile_files_and_each_harms_a_reader_without_care(harm):
-    """Otherwise refusing would prove little: 15 run their payload, 12 make a reader allocate, read or write what it must not."""
+    """Otherwise refusal would prove little: 15 run their payload, 12 make a reader allocate, read or write what it must not."""
     assert (len(hostile.PAYLOADS), len(hostile.BOMBS)) == (15, 12)
     assert harm == dict.fromkeys(hostile.HOSTILE, True)
 
