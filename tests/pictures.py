@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polaformer.data.sources.opening import Data, Source
+from polaformer.data.sources.source import DataSplits, Source
 from polaformer.errors import DataError
 
 COUNTS = {"cat": 6, "cat-a": 5, "dog": 7}
@@ -63,7 +63,7 @@ def listing(root: Path) -> list[tuple[str, bytes]]:
     return sorted((str(path), path.read_bytes() if path.is_file() else b"") for path in root.rglob("*"))
 
 
-def contents(data: Data) -> list[tuple[bytes, int]]:
+def contents(data: DataSplits) -> list[tuple[bytes, int]]:
     """What is in both parts, one after the other."""
     return [(part.content(index), part.labels[index]) for part in (data.train, data.val) for index in range(len(part))]
 

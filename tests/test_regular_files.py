@@ -19,7 +19,7 @@ from polaformer.data.batch import Batch
 from polaformer.data.images import read_image
 from polaformer.data.sources.opening import open_data
 from polaformer.errors import CannotWriteError, DataError
-from polaformer.regular_files import write_whole
+from polaformer.regular_files import write_atomically
 from polaformer.training import checkpoint, divergence, journal
 from polaformer.training.engine import NonFiniteError
 from polaformer.training.run import Run
@@ -56,9 +56,9 @@ def _lock(folder: Path) -> None:
         pass
 
 
-# Where something stands in the way, what writes there, and what it writes.
+# The obstructed path, the writer, and what it writes.
 WRITERS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
-    "a configuration": (".config.json.tmp", lambda folder: write_whole(folder / "config.json", "{}"), "config.json"),
+    "a configuration": (".config.json.tmp", lambda folder: write_atomically(folder / "config.json", "{}"), "config.json"),
     "a table": (".metrics.csv.tmp", journal.write_csv, "metrics.csv"),
     "weights": (WEIGHTS, lambda folder: save_checkpoint(small("pola_pvt_tiny"), folder / WEIGHTS), WEIGHTS),
     "a batch left behind": (DIVERGED, _save_diverged_batch, DIVERGED),
@@ -101,8 +101,8 @@ def test_what_is_not_a_regular_file_is_one_error_and_is_not_waited_for(
 def test_a_file_larger_than_its_kind_can_be_is_one_error_and_is_not_read(reader: str, tmp_path: Path) -> None:
     name, read = READERS[reader]
     (tmp_path / name).touch()
-    os.truncate(tmp_path / name, 2**40)  # takes no room on the disk
-    with pytest.raises(DataError, match=r"1,099,511,627,776 bytes, more than the [\d,]+ that are allowed"):
+    os.truncate(tmp_path / name, 2**40)  # sparse: takes no disk space
+    with pytest.raises(DataError, match=r"1,099,511,627,776 bytes, more than the [\d,]+ allowed"):
         read(tmp_path / name)
 
 

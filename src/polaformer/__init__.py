@@ -1,6 +1,6 @@
 """Polarity-aware linear attention (PolaFormer, ICLR 2025).
 
-Importing this package is cheap: PyTorch and the parts of the library load when a name is first used (PEP 562).
+Importing this package is cheap: PyTorch and the subpackages load when a name is first used (PEP 562).
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""`python -m polaformer`, and with it `torchrun -m polaformer`, is the command line."""
+"""The command line as `python -m polaformer`, and therefore as `torchrun -m polaformer`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What to install for the parts that need more than the core library."""
+"""Checks for the packages of optional extras."""
 
 from importlib.util import find_spec
 
@@ -6,9 +6,9 @@ from polaformer.errors import MissingExtraError
 
 
 def require(extra: str, *packages: str) -> None:
-    """Raises MissingExtraError unless every one of `packages`, which polaformer[extra] brings, can be imported.
+    """Raise MissingExtraError unless all `packages`, which polaformer[extra] installs, can be imported.
 
-    Imports nothing, so it can be asked before any work starts.
+    Imports nothing, so it can be called before any work starts.
     """
     missing = [package for package in packages if find_spec(package) is None]
     if missing:

@@ -1,7 +1,7 @@
-"""Reading and writing where files may come from anywhere: regular files only, and no more bytes than are allowed.
+"""Reading and writing of untrusted paths: regular files only, and no more bytes than allowed.
 
-A FIFO, a device or a socket under the name of a file could keep a reader or a writer waiting forever; a sparse file of a few
-kilobytes on the disk could fill all memory; a symbolic link under the name of a file to write could lead anywhere.
+A FIFO, device or socket in place of a file could block a reader or writer forever; a sparse file of a few kilobytes could fill
+all memory; a symbolic link in place of a file to write could lead anywhere.
 """
 
 import errno
@@ -19,7 +19,7 @@ MOST_BYTES = 2**30  # of one image, array file, configuration or journal
 
 
 class NotRegularError(OSError):
-    """Something else than a regular file stands under the name of one."""
+    """The path is not a regular file."""
 
     def __init__(self) -> None:
         super().__init__("it is not a regular file")
@@ -27,10 +27,10 @@ class NotRegularError(OSError):
 
 def open_regular(path: str | PathLike[str]) -> io.BufferedReader:
     """The file, open for reading; raises OSError for anything but a regular file."""
-    _check(os.stat(path))  # before opening, which has effects on some devices
-    file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115, the caller closes it
+    _check(os.stat(path))  # before opening, which has side effects on some devices
+    file = open(path, "rb", opener=_open_nonblocking)  # noqa: SIM115, the caller closes it
     try:
-        _check(os.fstat(file.fileno()))  # what was opened may be another file than what was looked at
+        _check(os.fstat(file.fileno()))  # the path may have been replaced in between
     except OSError:
         file.close()
         raise
@@ -38,38 +38,38 @@ def open_regular(path: str | PathLike[str]) -> io.BufferedReader:
 
 
 def read_regular(path: str | PathLike[str], most: int = MOST_BYTES) -> bytes:
-    """The bytes of a regular file; raises OSError, also for a file of more than `most` bytes, which is not read."""
+    """The bytes of a regular file; raises OSError, also for a file of more than `most` bytes, without reading it."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
-            raise OSError(too_large(size, most))
+            raise OSError(too_large_reason(size, most))
         return file.read(size)
 
 
 def open_to_write(path: Path) -> int:
-    """A handle for writing without emptying it, of a file that is made if there is none; raises OSError as open_regular does.
+    """A file descriptor for writing, without truncation; creates a missing file, follows no symbolic link.
 
-    A symbolic link is not followed.
+    Raises OSError as open_regular does.
     """
     flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
-        handle = os.open(path, flags, 0o666)
+        descriptor = os.open(path, flags, 0o666)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a FIFO that nobody reads, or a socket
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a FIFO without reader, or a socket
             raise NotRegularError from error
         raise
     try:
-        _check(os.fstat(handle))
+        _check(os.fstat(descriptor))
     except OSError:
-        os.close(handle)
+        os.close(descriptor)
         raise
-    return handle
+    return descriptor
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Writes beside the target, syncs and renames, so that a kill leaves the old file or the new one."""
+def write_atomically(path: Path, text: str) -> None:
+    """Write to a temporary file beside the target, sync and rename: a kill leaves either the old file or the new one."""
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.unlink(missing_ok=True)  # what a kill left behind; or a link or a FIFO, which must not be opened
+    temporary.unlink(missing_ok=True)  # left by a kill; or a link or FIFO, which must not be opened
     with open(temporary, "x", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -79,31 +79,29 @@ def write_whole(path: Path, text: str) -> None:
 
 @contextmanager
 def writing(what: str | PathLike[str]) -> Iterator[None]:
-    """Turns a failure of the operating system inside into a CannotWriteError that names what could not be written."""
+    """Turn an OSError raised inside the context into a CannotWriteError that names `what`."""
     try:
         yield
     except CannotWriteError:
         raise
     except OSError as error:
-        raise CannotWriteError(
-            f"cannot write to {what}: {reason(error)}; make room, or give a place that can be written to"
-        ) from error
+        raise CannotWriteError(f"cannot write to {what}: {reason(error)}; free some space, or give a writable path") from error
 
 
-def too_large(size: int, most: int = MOST_BYTES) -> str:
-    """What is wrong with a file of that many bytes, for a message."""
-    return f"it has {size:,} bytes, more than the {most:,} that are allowed"
+def too_large_reason(size: int, most: int = MOST_BYTES) -> str:
+    """Why a file of `size` bytes is refused, for a message."""
+    return f"it has {size:,} bytes, more than the {most:,} allowed"
 
 
 def reason(error: Exception) -> str:
-    """Why a file cannot be read, for a message, without the path and the number that the operating system adds."""
+    """Why a file cannot be read, for a message, without the path and error number that the operating system adds."""
     return getattr(error, "strerror", None) or str(error)
 
 
-def _check(about: os.stat_result) -> None:
-    if not stat.S_ISREG(about.st_mode):
+def _check(status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
         raise NotRegularError
 
 
-def _open_without_waiting(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

@@ -335,7 +335,7 @@ TRAIN: dict[str, Case] = {
     ),
     "weights of another model": Case(train(checkpoint="no-model.safetensors"), BAD_DATA, ["does not fit pola_deit_tiny"]),
     "weights that are cut": Case(
-        train(checkpoint="cut.safetensors"), BAD_DATA, ["cut.safetensors is not a whole safetensors file"]
+        train(checkpoint="cut.safetensors"), BAD_DATA, ["cut.safetensors is not a complete safetensors file"]
     ),
     "weights that would run code": Case(
         train(checkpoint="pickle.pth"), BAD_DATA, ["pickle.pth is neither a safetensors file nor"]
@@ -345,21 +345,21 @@ DATA: dict[str, tuple[str, list[str]]] = {
     "not there": ("gone", ["there is no data gone; " + GIVE_DATA]),
     "a text": ("file.txt", ["file.txt is a file; " + GIVE_DATA]),
     "a name that is too long": (LONG, ["cannot be read: File name too long"]),
-    "an empty folder": ("empty", ["empty has no class folders; put the images of each class into a folder of its own"]),
+    "an empty folder": ("empty", ["empty has no class folders; put the images of each class into a separate folder"]),
     "loose images": ("loose", ["loose has no class folders (the images in it have no class)"]),
     "no images": ("no-images", ["no-images has class folders but no images in them"]),
     "one class": ("one-class", ["one-class has 1 class (cat); at least two are needed"]),
     "an empty class": ("empty-class", ["no training images of mouse; add some or remove the class"]),
     "other classes to validate": ("other-val", ["training and validation have different classes (dog, ox)"]),
     "too few to hold any out": ("two-images", ["there are no images to validate with", "--val-share"]),
-    "folders and archives": ("mixed", ["mixed holds .tar files and folders of images"]),
-    "half an array file": ("cut.npz", ["cut.npz is no whole .npz of plain arrays", "write it again with numpy.savez"]),
-    "arrays that would run code": ("pickle.npz", ["pickle.npz is no whole .npz of plain arrays"]),
-    "arrays of numbers with a point": ("floats.npz", ["x_train is float64 of shape (4, 8, 8); give bytes (uint8)"]),
-    "a negative label": ("labels.npz", ["give 4 whole numbers of at least 0"]),
-    "half an archive": ("cut.tar", ["cut.tar is no whole, uncompressed .tar", "write or fetch it again"]),
-    "a compressed archive": ("squeezed.tar", ["squeezed.tar is no whole, uncompressed .tar"]),
-    "no Hugging Face folder": ("hfds:gone", ["there is no folder gone; download the data set first"]),
+    "folders and archives": ("mixed", ["mixed holds both .tar files and image folders"]),
+    "half an array file": ("cut.npz", ["cut.npz is not a complete .npz of plain arrays", "write it again with numpy.savez"]),
+    "arrays that would run code": ("pickle.npz", ["pickle.npz is not a complete .npz of plain arrays"]),
+    "arrays of numbers with a point": ("floats.npz", ["x_train is float64 of shape (4, 8, 8); give uint8 of shape"]),
+    "a negative label": ("labels.npz", ["give 4 integers ≥ 0"]),
+    "half an archive": ("cut.tar", ["cut.tar is not a complete, uncompressed .tar", "write or fetch it again"]),
+    "a compressed archive": ("squeezed.tar", ["squeezed.tar is not a complete, uncompressed .tar"]),
+    "no Hugging Face folder": ("hfds:gone", ["there is no folder gone; download the dataset first"]),
 }
 DATA_CASES = {
     f"{command}: {name}": Case(words, BAD_DATA, told)
@@ -421,10 +421,10 @@ WEIGHTS: dict[str, tuple[str, int, list[str]]] = {
     "a name that is too long": (LONG, USAGE, [GIVE_WEIGHTS]),
     "a folder": ("photos", BAD_DATA, ["photos is neither a run nor a checkpoint"]),
     "a run with damaged checkpoints": ("all-damaged", BAD_DATA, ["no checkpoint can be used", "is damaged: sha256 should be"]),
-    "an image": ("good.png", BAD_DATA, ["good.png is neither a safetensors file nor a whole file of torch.save"]),
+    "an image": ("good.png", BAD_DATA, ["good.png is neither a safetensors file nor a complete torch.save file"]),
     "empty": ("empty.safetensors", BAD_DATA, ["empty.safetensors is empty; fetch or write it again"]),
-    "cut": ("cut.safetensors", BAD_DATA, ["cut.safetensors is not a whole safetensors file"]),
-    "cut in its header": ("cut-header.safetensors", BAD_DATA, ["cut-header.safetensors is not a whole safetensors file"]),
+    "cut": ("cut.safetensors", BAD_DATA, ["cut.safetensors is not a complete safetensors file"]),
+    "cut in its header": ("cut-header.safetensors", BAD_DATA, ["cut-header.safetensors is not a complete safetensors file"]),
     "no model": (
         "no-model.safetensors",
         BAD_DATA,
@@ -501,7 +501,7 @@ CHECK: dict[str, Case] = {
     ),
     "a manifest with too long a name": Case(["check", "photos", "--manifest", LONG], USAGE, ["there is no manifest aaa"]),
     "a manifest that is none": Case(
-        ["check", "photos", "--manifest", "good.png"], BAD_DATA, ["good.png is no manifest of a data set"]
+        ["check", "photos", "--manifest", "good.png"], BAD_DATA, ["good.png is not a dataset manifest"]
     ),
     "a manifest that is there": Case(
         ["check", "photos", "--write-manifest", "file.txt"], USAGE, ["file.txt exists; give another name"]
@@ -644,7 +644,7 @@ def test_an_image_that_is_damaged_ends_an_evaluation_with_65_or_is_left_out(
 
 
 BAD_IMAGES = {
-    "text.png": "text.png is no image that can be read",
+    "text.png": "text.png is not a readable image",
     "nothing.png": "nothing.png is empty",
     "cut.png": "cut.png is damaged",
     "link.png": "link.png cannot be read: No such file or directory",

@@ -141,7 +141,7 @@ def test_convert_resizes_to_the_model_that_is_asked_for(capsys: pytest.CaptureFi
         (["{tmp}/small.pth", "{tmp}/out.safetensors", "--model", "pola_pvt_tny"], 2, "did you mean 'pola_pvt_tiny'"),
         (["{tmp}/small.pth", "{tmp}/out.safetensors", "--model", "pola_pvt_tiny"], 65, "does not fit pola_pvt_tiny"),
         (["{tmp}/small.pth", "{tmp}/out.safetensors", "--model", "pola_pvt_tiny", "--img-size", "0"], 2, "--img-size is 0"),
-        (["{tmp}/text.pth", "{tmp}/out.safetensors"], 65, "neither a safetensors file nor a whole file of torch.save"),
+        (["{tmp}/text.pth", "{tmp}/out.safetensors"], 65, "neither a safetensors file nor a complete torch.save file"),
         (["{tmp}/small.pth"], 2, "OUT"),
     ],
 )

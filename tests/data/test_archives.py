@@ -1,4 +1,4 @@
-"""Rows D1 and X2: .tar files train as folders do, or are refused with one DataError; nothing in them is written anywhere."""
+"""Rows D1 and X2: .tar files train like folders, or are refused with one DataError; nothing in them is unpacked to disk."""
 
 import io
 import json
@@ -15,12 +15,13 @@ from pictures import COUNTS, below, content, contents, files_of, listing, names,
 from polaformer.data.labelled_images import ImageReader
 from polaformer.data.order import Order
 from polaformer.data.samples import Samples, batches
-from polaformer.data.sources.opening import Data, open_data
+from polaformer.data.sources.opening import open_data
+from polaformer.data.sources.source import DataSplits
 from polaformer.data.transforms import Preprocessing, training_transform
 from polaformer.errors import ImageError
 
 
-def first_batches(data: Data) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def first_batches(data: DataSplits) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Two epochs of augmented batches."""
     preprocessing = Preprocessing((8, 8), (0.5,) * 3, (0.25,) * 3)
     transform = training_transform(
@@ -130,12 +131,12 @@ def labelled(*labels: str) -> dict[str, bytes]:
     ("labels", "told"),
     [
         (("0", ""), "1.cls is empty; write the number or the name of the class into it"),
-        (("0", "dog") * 10, "some classes are numbers and some are names"),
+        (("0", "dog") * 10, "some labels are numbers and some are names"),
         (("0", "2") * 10, "no training images of 1; add some or remove the class"),
         (("0", "999999") * 10, "no training images of 1, 2, 3, 4, 5, …"),
-        (("0", "1000000000000") * 10, "some classes are numbers and some are names"),
-        (("0", "-1") * 10, "some classes are numbers and some are names"),
-        (("cat", "dog" * 400) * 10, "1.cls cannot be read: it has 1,200 bytes, more than the 1,000 that are allowed"),
+        (("0", "1000000000000") * 10, "some labels are numbers and some are names"),
+        (("0", "-1") * 10, "some labels are numbers and some are names"),
+        (("cat", "dog" * 400) * 10, "1.cls cannot be read: it has 1,200 bytes, more than the 1,000 allowed"),
     ],
 )
 def test_labels_that_make_no_sense_are_refused(labels: tuple[str, ...], told: str, tmp_path: Path) -> None:
@@ -159,7 +160,7 @@ def test_a_tar_that_is_cut_anywhere_is_refused(tmp_path: Path) -> None:
     open_data(str(path))
     for cut in sorted({*range(0, end + 1, 512), *(end * n // 40 for n in range(40))}):
         path.write_bytes(whole[:cut])
-        with refused("all.tar is no whole, uncompressed .tar", "write or fetch it again"):
+        with refused("all.tar is not a complete, uncompressed .tar", "write or fetch it again"):
             open_data(str(path))
 
 
@@ -170,7 +171,7 @@ def test_a_tar_with_a_damaged_header_is_refused_and_not_read_up_to_there(tmp_pat
         headers = [info.offset for info in archive]
     for place in headers[1:]:
         path.write_bytes(whole[:place] + b"?" + whole[place + 1 :])
-        with refused(f"all.tar is no whole, uncompressed .tar: it is damaged, or cut off, at byte {place}"):
+        with refused(f"all.tar is not a complete, uncompressed .tar: it is damaged or truncated at byte {place}"):
             open_data(str(path))
 
 
@@ -180,7 +181,7 @@ def test_a_compressed_tar_is_refused_whatever_its_name(mode: str, tmp_path: Path
     for name in ("all.tar", f"all.tar.{mode}"):
         with tarfile.open(tmp_path / name, f"w:{mode}") as archive:
             archive.add(plain)
-    with refused("all.tar is no whole, uncompressed .tar"):
+    with refused("all.tar is not a complete, uncompressed .tar"):
         open_data(str(tmp_path / "all.tar"))
     with refused(f"all.tar.{mode} is a file; give a folder of class folders, a .tar"):
         open_data(str(tmp_path / f"all.tar.{mode}"))
@@ -190,7 +191,7 @@ def test_an_archive_that_changes_after_it_was_opened_gives_errors_of_images(tmp_
     path = Path(write_tar(tmp_path / "all.tar", files_of(COUNTS)))
     found = open_data(str(path), val_share=0.3).train
     path.write_bytes(path.read_bytes()[:5000])
-    with pytest.raises(ImageError, match=r"all.tar/dog/.* is cut short: .*all.tar ends inside it; fetch the archive again"):
+    with pytest.raises(ImageError, match=r"all.tar/dog/.* is truncated: .*all.tar ends inside it; fetch the archive again"):
         found.read(len(found) - 1, 3)
     path.unlink()
     with pytest.raises(ImageError, match=r"all.tar/cat/.* cannot be read: No such file"):
@@ -245,7 +246,7 @@ HOSTILE: dict[str, bytes] = {
 
 
 def write_sparse(path: Path, before: bytes, size: int, name: str = "cat/0.png", kind: bytes = b"0") -> str:
-    """An archive whose last member is a hole of that many bytes: it takes some kilobytes on the disk."""
+    """An archive whose last member is a hole of that many bytes: it takes a few kilobytes on disk."""
     with open(path, "wb") as file:
         file.write(before + header(name, size, kind))
         file.truncate(file.tell() + size + len(END))
@@ -260,7 +261,7 @@ def test_a_member_larger_than_any_image_is_one_bad_image_and_is_not_read(
     images = [header(f"{name}/{n}.png", len(content(n))) + padded(content(n)) for n, name in enumerate(["cat", "dog"] * 20)]
     path = write_sparse(tmp_path / "all.tar", b"".join(images), 7 * 2**30, "cat/vast.png")
     code, out, _ = run(["check", path, "--json"], capsys)
-    told = "all.tar/cat/vast.png cannot be read: it has 7,516,192,768 bytes, more than the 1,073,741,824 that are allowed"
+    told = "all.tar/cat/vast.png cannot be read: it has 7,516,192,768 bytes, more than the 1,073,741,824 allowed"
     assert code == 65
     assert [problem["text"].split(";")[0] for problem in json.loads(out)["problems"]] == [told]
 
@@ -269,14 +270,14 @@ def test_a_member_larger_than_any_image_is_one_bad_image_and_is_not_read(
 @pytest.mark.parametrize("kind", [b"L", b"x"], ids=["of a name", "extended"])
 def test_a_header_larger_than_any_name_is_not_read(kind: bytes, tmp_path: Path) -> None:
     path = write_sparse(tmp_path / "all.tar", b"", 7 * 2**30, "././@LongLink", kind)
-    with refused("all.tar is no whole, uncompressed .tar", "bytes; at most 1,048,576 are allowed"):
+    with refused("all.tar is not a complete, uncompressed .tar", "bytes; at most 1,048,576 are allowed"):
         open_data(path)
 
 
 @pytest.mark.timeout(20)
 def test_a_fifo_named_like_an_archive_is_one_error(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "train.tar")
-    with refused("train.tar is no whole, uncompressed .tar: it is not a regular file"):
+    with refused("train.tar is not a complete, uncompressed .tar: it is not a regular file"):
         open_data(str(tmp_path))
 
 
@@ -304,6 +305,6 @@ def test_nothing_in_an_archive_is_written_anywhere_or_read_from_outside(tmp_path
     found = open_data(str(tmp_path / "inside" / "all.tar"))
     read = contents(found)
     assert listing(tmp_path) == before
-    # A file that is stored once under two names counts twice; nothing else that is no file counts.
+    # A file stored once under two names counts twice; members other than files do not count.
     wanted = [(content(n), n in (1, 3, 6, 7)) for n in range(8)] + [(content(0), True)]
     assert sorted(read) == sorted(wanted)

@@ -1,4 +1,4 @@
-"""Rows D1 and X1: array files are read whole, or refused with one DataError; nothing in them is unpickled."""
+"""Rows D1 and X1: array files are read completely, or refused with one DataError; nothing in them is unpickled."""
 
 import io
 import pickle
@@ -52,27 +52,27 @@ BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "test images without labels": ({"y_test": None}, "has only one of x_test and y_test; give both"),
     "numbers with a point": (
         {"x_train": np.zeros((6, 5, 4, 3))},
-        "x_train is float64 of shape (6, 5, 4, 3); give bytes (uint8)",
+        "x_train is float64 of shape (6, 5, 4, 3); give uint8 of shape",
     ),
-    "two channels": ({"x_train": np.zeros((6, 5, 4, 2), np.uint8)}, "of shape (6, 5, 4, 2); give bytes (uint8) of shape"),
-    "channels first": ({"x_train": np.zeros((6, 3, 5, 4), np.uint8)}, "of shape (6, 3, 5, 4); give bytes"),
-    "flat images": ({"x_train": np.zeros((6, 20), np.uint8)}, "of shape (6, 20); give bytes"),
-    "one number": ({"x_train": np.uint8(3)}, "of shape (); give bytes"),
-    "images without pixels": ({"x_train": np.zeros((6, 0, 4), np.uint8)}, "of shape (6, 0, 4); give bytes"),
-    "bad test images": ({"x_test": np.zeros((2, 5), np.uint8)}, "x_test is uint8 of shape (2, 5); give bytes"),
+    "two channels": ({"x_train": np.zeros((6, 5, 4, 2), np.uint8)}, "of shape (6, 5, 4, 2); give uint8 of shape"),
+    "channels first": ({"x_train": np.zeros((6, 3, 5, 4), np.uint8)}, "of shape (6, 3, 5, 4); give uint8 of shape"),
+    "flat images": ({"x_train": np.zeros((6, 20), np.uint8)}, "of shape (6, 20); give uint8 of shape"),
+    "one number": ({"x_train": np.uint8(3)}, "of shape (); give uint8 of shape"),
+    "images without pixels": ({"x_train": np.zeros((6, 0, 4), np.uint8)}, "of shape (6, 0, 4); give uint8 of shape"),
+    "bad test images": ({"x_test": np.zeros((2, 5), np.uint8)}, "x_test is uint8 of shape (2, 5); give uint8 of shape"),
     "no images at all": (
         {"x_train": np.zeros((0, 5, 4), np.uint8), "y_train": np.zeros(0, int)},
         "there are no images to train with",
     ),
-    "too few labels": ({"y_train": np.zeros(5, int)}, "y_train is int64 of shape (5,); give 6 whole numbers of at least 0"),
-    "labels with a point": ({"y_train": np.zeros(6)}, "y_train is float64 of shape (6,); give 6 whole numbers"),
-    "labels in a column": ({"y_train": np.zeros((6, 1), int)}, "of shape (6, 1); give 6 whole numbers"),
-    "truth values": ({"y_train": np.zeros(6, bool)}, "y_train is bool of shape (6,); give 6 whole numbers"),
-    "texts": ({"y_train": np.array(list("abcabc"))}, "give 6 whole numbers of at least 0"),
-    "a negative label": ({"y_train": np.array([0, 1, 2, 0, 1, -1])}, "give 6 whole numbers of at least 0"),
+    "too few labels": ({"y_train": np.zeros(5, int)}, "y_train is int64 of shape (5,); give 6 integers ≥ 0"),
+    "labels with a point": ({"y_train": np.zeros(6)}, "y_train is float64 of shape (6,); give 6 integers"),
+    "labels in a column": ({"y_train": np.zeros((6, 1), int)}, "of shape (6, 1); give 6 integers"),
+    "truth values": ({"y_train": np.zeros(6, bool)}, "y_train is bool of shape (6,); give 6 integers"),
+    "texts": ({"y_train": np.array(list("abcabc"))}, "give 6 integers ≥ 0"),
+    "a negative label": ({"y_train": np.array([0, 1, 2, 0, 1, -1])}, "give 6 integers ≥ 0"),
     "a label beyond all classes": (
         {"y_train": np.array([0, 1, 2, 0, 1, 2**60])},
-        "has the label 1152921504606846976; give whole",
+        "has the label 1152921504606846976; give integers",
     ),
     "an unsigned label beyond all": (
         {"y_train": np.array([0, 1, 2, 0, 1, 2**64 - 1], np.uint64)},
@@ -82,9 +82,9 @@ BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "one class": ({"y_train": np.zeros(6, int), "y_test": np.zeros(2, int)}, "has 1 class (0); at least two are needed"),
     "too few names": (
         {"classes": np.array(["a", "b"])},
-        "classes has shape (2,) and type <U1, but there is the label 2; give a list of 3 to 1,000,000 names (texts)",
+        "classes has shape (2,) and type <U1, but the largest label is 2; give a list of 3 to 1,000,000 names (strings)",
     ),
-    "one name": ({"classes": np.array("abc")}, "classes has shape () and type <U3, but there is the label 2"),
+    "one name": ({"classes": np.array("abc")}, "classes has shape () and type <U3, but the largest label is 2"),
     "a table of names": ({"classes": np.array([["a", "b", "c"]])}, "classes has shape (1, 3)"),
     "numbers as names": ({"classes": np.arange(3)}, "classes has shape (3,) and type int64"),
     "bytes as names": ({"classes": np.array([b"a", b"b", b"c"])}, "classes has shape (3,) and type |S1"),
@@ -121,7 +121,7 @@ def test_nothing_in_an_array_file_is_unpickled(where: str, tmp_path: Path) -> No
             np.save(file, hostile, allow_pickle=True)
     else:
         write_arrays(path, **{where: hostile})
-    with refused("a.npz is no whole .npz of plain arrays", "write it again with numpy.savez"):
+    with refused("a.npz is not a complete .npz of plain arrays", "write it again with numpy.savez"):
         open_data(str(path))
     assert not (tmp_path / "executed").exists()
 
@@ -131,7 +131,7 @@ def test_an_array_file_that_is_cut_or_changed_is_one_error_or_whole(tmp_path: Pa
     whole = path.read_bytes()
     for cut in (len(whole) * n // 40 for n in range(40)):
         path.write_bytes(whole[:cut])
-        with refused("a.npz is no whole .npz of plain arrays"):
+        with refused("a.npz is not a complete .npz of plain arrays"):
             open_data(str(path))
     for _ in range(300):
         changed = bytearray(whole)
@@ -140,12 +140,12 @@ def test_an_array_file_that_is_cut_or_changed_is_one_error_or_whole(tmp_path: Pa
         try:
             open_data(str(path))
         except DataError as error:
-            assert "a.npz" in str(error)  # noqa: PT017, a file may be whole all the same
+            assert "a.npz" in str(error)  # noqa: PT017, a file may still be intact
 
 
 @pytest.mark.timeout(20)
 def test_an_array_file_larger_than_memory_should_hold_is_not_read(tmp_path: Path) -> None:
-    """One of a few kilobytes on the disk: most of it is a hole."""
+    """A file of a few kilobytes on disk: most of it is a hole."""
     path, size = tmp_path / "a.npz", 2**31
     start = npy((size,))
     with zipfile.ZipFile(path, "w") as archive, archive.open("x_train.npy", "w", force_zip64=True) as member:
@@ -160,23 +160,23 @@ def test_an_array_file_larger_than_memory_should_hold_is_not_read(tmp_path: Path
         file.seek(place + size)
         file.write(listed)
     assert path.stat().st_blocks * 512 < 2**20
-    with refused("a.npz is no whole", f"unpacked it would have {len(start) + size:,} bytes, more than the 1,073,741,824"):
+    with refused("a.npz is not a complete", f"it unpacks to {len(start) + size:,} bytes, more than the 1,073,741,824"):
         open_data(str(path))
 
 
 @pytest.mark.parametrize("kind", ["<U0", "|S0", "|V0", "no array"])
 def test_an_array_that_takes_more_memory_than_its_file_holds_is_one_error(kind: str, tmp_path: Path) -> None:
-    """NumPy reads no bytes for items of none, and then gives each of them some."""
+    """NumPy reads nothing for items of zero bytes, and then gives each of them some."""
     path = tmp_path / "a.npz"
     write_arrays(path)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("classes.npy", b"ant bee cat" if kind == "no array" else npy((1000,), kind=kind))
-    with refused("a.npz is no whole .npz of plain arrays: classes is no whole array"):
+    with refused("a.npz is not a complete .npz of plain arrays: classes is not a complete array"):
         open_data(str(path))
 
 
 def test_an_array_file_with_the_end_of_a_large_one_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond 4 GiB, or many arrays, the list of contents is followed by another record."""
+    """Beyond 4 GiB, or many arrays, the central directory is followed by another record."""
     monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 1)
     path = write_arrays(tmp_path / "a.npz")
     monkeypatch.undo()
@@ -190,7 +190,7 @@ def test_stored_arrays_may_be_as_large_as_the_file_on_the_disk(tmp_path: Path, m
     np.savez(tmp_path / "stored.npz", **arrays)  # type: ignore[arg-type]
     assert len(open_data(str(tmp_path / "stored.npz")).train) + len(open_data(str(tmp_path / "stored.npz")).val) == 20
     np.savez_compressed(tmp_path / "packed.npz", x_train=np.zeros((20, 99, 99), np.uint8), y_train=arrays["y_train"])
-    with refused("packed.npz is no whole", "that are allowed"):
+    with refused("packed.npz is not a complete", "allowed"):
         open_data(str(tmp_path / "packed.npz"))
 
 
@@ -200,7 +200,7 @@ def npy(shape: tuple[int, ...], data: bytes = b"", kind: str = "|u1") -> bytes:
 
 
 def zipped(data: bytes, place: int = 0, mask: bytes = b"") -> bytes:
-    """A zip archive with x_train.npy in it, some bits of its entry in the list of contents set."""
+    """A zip archive with x_train.npy in it, with some bits of its entry in the central directory set."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x_train.npy", data)
@@ -213,10 +213,10 @@ def zipped(data: bytes, place: int = 0, mask: bytes = b"") -> bytes:
 NO_ARRAYS = {
     "a single array": (npy((2, 3), bytes(6)), "is not a zip file"),
     "text": (b"hello", "is not a zip file"),
-    "a lie about its shape": (zipped(npy((10**9, 1000, 1000))), "is no whole .npz of plain arrays"),
-    "a bomb": (zipped(npy((9, 9), bytes(81)), 24, b"\0\0\0\xf0"), "unpacked it would have 4,026,53"),
-    "a password": (zipped(npy((9, 9), bytes(81)), 8, b"\1"), "is no whole .npz of plain arrays"),
-    "an unknown compression": (zipped(npy((9, 9), bytes(81)), 10, b"\x7f"), "is no whole .npz of plain arrays"),
+    "a lie about its shape": (zipped(npy((10**9, 1000, 1000))), "is not a complete .npz of plain arrays"),
+    "a bomb": (zipped(npy((9, 9), bytes(81)), 24, b"\0\0\0\xf0"), "it unpacks to 4,026,53"),
+    "a password": (zipped(npy((9, 9), bytes(81)), 8, b"\1"), "is not a complete .npz of plain arrays"),
+    "an unknown compression": (zipped(npy((9, 9), bytes(81)), 10, b"\x7f"), "is not a complete .npz of plain arrays"),
 }
 
 
@@ -225,5 +225,5 @@ NO_ARRAYS = {
 def test_an_array_file_that_is_none_is_one_error(kind: str, tmp_path: Path) -> None:
     data, told = NO_ARRAYS[kind]
     (tmp_path / "a.npz").write_bytes(data)
-    with refused("a.npz is no whole .npz of plain arrays", told, "write it again with numpy.savez"):
+    with refused("a.npz is not a complete .npz of plain arrays", told, "write it again with numpy.savez"):
         open_data(str(tmp_path / "a.npz"))

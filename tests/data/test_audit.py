@@ -1,4 +1,4 @@
-"""Row D1: `check` finds every planted problem, and nothing in a clean data set; its manifest tells of every changed byte."""
+"""Row D1: `check` finds every planted problem, and none in a clean dataset; its manifest reveals every changed byte."""
 
 import io
 import json
@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from polaformer.cli.main import main
-from polaformer.data.audit import FORMAT, Report, check, read_manifest, write_manifest
+from polaformer.data.audit import FORMAT, Report, audit, read_manifest, write_manifest
 from polaformer.data.sources.opening import open_data
 from polaformer.errors import DataError
 
@@ -39,7 +39,7 @@ def clean(tmp_path: Path) -> Path:
 
 
 def report_of(folder: Path, known: dict[str, str] | None = None) -> Report:
-    return check(open_data(str(folder)), known)
+    return audit(open_data(str(folder)), known)
 
 
 def bomb() -> bytes:
@@ -63,7 +63,7 @@ def test_nothing_is_found_in_a_clean_data_set_and_its_facts_are_right(clean: Pat
 def test_a_report_does_not_depend_on_the_number_of_threads(num_workers: int, clean: Path) -> None:
     (clean / "train" / "cat" / "1.png").write_bytes(b"broken")
     counted = []
-    found = check(open_data(str(clean)), num_workers=num_workers, advance=lambda: counted.append(1))
+    found = audit(open_data(str(clean)), num_workers=num_workers, advance=lambda: counted.append(1))
     assert found == report_of(clean)
     assert len(counted) == 12
 
@@ -84,11 +84,11 @@ PLANTED: dict[str, tuple[Plant, list[tuple[str, str, str]]]] = {
     ),
     "a bomb": (
         lambda root: (root / "train/dog/0.png").write_bytes(bomb()),
-        [("train", "dog/0.png", "has more pixels than the 64,000,000 that are allowed")],
+        [("train", "dog/0.png", "has more pixels than the 64,000,000 allowed")],
     ),
     "no image": (
         lambda root: (root / "train/dog/0.png").write_text("404"),
-        [("train", "dog/0.png", "is no image that can be read")],
+        [("train", "dog/0.png", "is not a readable image")],
     ),
     "a dangling link": (
         lambda root: (root / "train/dog/link.png").symlink_to("gone"),
@@ -96,15 +96,15 @@ PLANTED: dict[str, tuple[Plant, list[tuple[str, str, str]]]] = {
     ),
     "the same in training and validation": (
         lambda root: (root / "val/cat/new.png").write_bytes((root / "train/cat/1.png").read_bytes()),
-        [("val", "cat/new.png", "the same image as train, cat/1.png: it is trained on and evaluated on")],
+        [("val", "cat/new.png", "same image as train, cat/1.png: it is in both splits")],
     ),
     "the same under two classes": (
         lambda root: (root / "train/dog/new.png").write_bytes((root / "train/cat/1.png").read_bytes()),
-        [("train", "dog/new.png", "the same image as train, cat/1.png, but 'dog' and not 'cat'")],
+        [("train", "dog/new.png", "same image as train, cat/1.png, but labelled 'dog', not 'cat'")],
     ),
     "the same under two classes of two parts": (
         lambda root: (root / "val/dog/new.png").write_bytes((root / "train/cat/1.png").read_bytes()),
-        [("val", "dog/new.png", "the same image as train, cat/1.png, but 'dog' and not 'cat'")],
+        [("val", "dog/new.png", "same image as train, cat/1.png, but labelled 'dog', not 'cat'")],
     ),
     "the same twice in one class, which does no harm": (
         lambda root: (root / "train/cat/new.png").write_bytes((root / "train/cat/1.png").read_bytes()),
@@ -139,7 +139,7 @@ def test_archives_and_arrays_are_checked_like_folders(clean: Path, tmp_path: Pat
     images = np.random.default_rng(0).integers(0, 256, (6, 4, 4), dtype=np.uint8)
     np.savez(tmp_path / "a.npz", x_train=images, y_train=[0, 1, 0, 1, 0, 1], x_test=images[:1], y_test=[0])
     [problem] = report_of(tmp_path / "a.npz").problems
-    assert problem.text == "the same image as train, train/0: it is trained on and evaluated on"
+    assert problem.text == "same image as train, train/0: it is in both splits"
 
 
 # The manifest
@@ -164,7 +164,7 @@ def test_changed_missing_and_new_images_are_found_against_a_manifest(clean: Path
 
 
 def test_every_one_of_100_flipped_bits_is_found_against_a_manifest(tmp_path: Path) -> None:
-    """Also where the image can still be read."""
+    """Even if the image can still be read."""
     draw = random.Random(0)
     for part in PARTS:
         for seed in range(100):
@@ -200,13 +200,13 @@ def test_every_one_of_100_flipped_bits_is_found_against_a_manifest(tmp_path: Pat
 )
 def test_a_file_that_is_no_manifest_is_one_error(text: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_bytes(b"\xff\xfe\xff" if text == "\\xff" else text.encode())
-    with pytest.raises(DataError, match=r"manifest.json is no manifest of a data set: .*; write one with --write-manifest"):
+    with pytest.raises(DataError, match=r"manifest.json is not a dataset manifest: .*; write one with --write-manifest"):
         read_manifest(tmp_path / "manifest.json")
 
 
 def test_a_manifest_with_a_list_in_place_of_digests_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps({"format": FORMAT, "sha256": ["a"]}), encoding="utf-8")
-    with pytest.raises(DataError, match="it is of another kind"):
+    with pytest.raises(DataError, match="it has another format"):
         read_manifest(tmp_path / "manifest.json")
 
 
@@ -291,7 +291,7 @@ def test_the_share_that_is_held_out_is_an_option_as_in_training(clean: Path, cap
             74,
             "cannot write to gone/manifest.json: there is no folder gone; make it",
         ),
-        (["--manifest", "photos/train/cat/0.png"], 65, "0.png is no manifest of a data set"),
+        (["--manifest", "photos/train/cat/0.png"], 65, "0.png is not a dataset manifest"),
     ],
 )
 def test_options_that_make_no_sense_end_the_command_before_any_work(

@@ -1,4 +1,4 @@
-"""Batches of any kind: nested tensors move, change precision, and come back from a file as they were."""
+"""Batches of any kind: nested tensors move, change precision, and survive a round trip through a file."""
 
 import json
 from dataclasses import dataclass, fields
@@ -22,7 +22,7 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Scenes(Batch):
-    """As a detector may have them: all of a batch in one tensor, and of each image a dict; and plain values."""
+    """As a detector may have them: one tensor for the batch, one dict per image, and plain values."""
 
     images: Tensor
     targets: list[dict[str, Any]]
@@ -42,7 +42,7 @@ def scenes(**changes: Any) -> Scenes:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """All tensors of a batch, a list, a dict, …, in their order."""
+    """All tensors of a batch, a list, a dict, …, in order."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, Batch):
@@ -73,9 +73,9 @@ def assert_same(found: Any, wanted: Any) -> None:
 
 
 def through_a_file(batch: Scenes, path: Path) -> Scenes:
-    tensors, outline = batch.stored("0")
+    tensors, outline = batch.flatten("0")
     save_file(tensors, path, {"outline": json.dumps(outline)})
-    return Scenes.restored(load_file(path), json.loads(json.dumps(outline)))
+    return Scenes.unflatten(load_file(path), json.loads(json.dumps(outline)))
 
 
 def test_every_tensor_moves_however_deep_and_the_indices_stay() -> None:
@@ -103,13 +103,13 @@ def test_a_batch_comes_back_from_a_file_with_its_containers_and_values(tmp_path:
 
 def test_the_parts_of_one_update_lie_in_one_file(tmp_path: Path) -> None:
     parts = [scenes(), scenes(bad=[])]
-    stored = [part.stored(str(number)) for number, part in enumerate(parts)]
+    stored = [part.flatten(str(number)) for number, part in enumerate(parts)]
     tensors = {name: tensor for found, _ in stored for name, tensor in found.items()}
     assert len(tensors) == sum(len(found) for found, _ in stored)
     save_file(tensors, tmp_path / "parts.safetensors")
     read = load_file(tmp_path / "parts.safetensors")
     for part, (_, outline) in zip(parts, stored, strict=True):
-        assert_same(Scenes.restored(read, outline), part)
+        assert_same(Scenes.unflatten(read, outline), part)
 
 
 @pytest.mark.parametrize(
@@ -128,16 +128,16 @@ def test_no_name_in_a_batch_is_mistaken_for_another(extra: Any, tmp_path: Path) 
 
 @pytest.mark.parametrize("extra", [{1, 2}, {3: 1}, [Box(torch.rand(4), torch.tensor(1))]], ids=["set", "keys", "named tuple"])
 def test_what_no_file_can_hold_is_refused_by_the_first_move(extra: Any) -> None:
-    """Not when the batch is wanted because training diverged."""
+    """Not only when the batch is needed because training diverged."""
     batch = scenes(extra=extra)
-    for call in (lambda: batch.to(CPU), lambda: batch.stored("0")):
+    for call in (lambda: batch.to(CPU), lambda: batch.flatten("0")):
         with pytest.raises(TypeError, match=r"Scenes\.extra holds a .*; give tensors, numbers, strings"):
             call()
 
 
 def test_a_batch_of_another_kind_is_not_restored() -> None:
-    tensors, outline = scenes().stored("0")
+    tensors, outline = scenes().flatten("0")
     with pytest.raises(KeyError, match=r"indices\.0"):
-        Scenes.restored({}, outline)
+        Scenes.unflatten({}, outline)
     with pytest.raises(TypeError):
-        Batch.restored(tensors, outline)
+        Batch.unflatten(tensors, outline)

@@ -1,4 +1,4 @@
-"""The bundled digits: one split, for good."""
+"""The bundled digits: one fixed split."""
 
 from pictures import contents, names
 from polaformer.data.sources.opening import open_data

@@ -1,4 +1,4 @@
-"""Rows D1: folders are read in an order of their own, or refused with one DataError."""
+"""Row D1: folders are read in an order that depends on names alone, or refused with one DataError."""
 
 import os
 import shutil
@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from pictures import COUNTS, below, content, contents, files_of, names, refused, shuffled, write_folder
-from polaformer.data.sources.opening import Data, open_data
+from polaformer.data.sources.opening import open_data
+from polaformer.data.sources.source import DataSplits
 from polaformer.errors import ImageError
 
 
@@ -20,7 +21,7 @@ def test_the_order_of_a_folder_does_not_depend_on_how_it_was_made_or_is_listed(
     files = files_of(COUNTS)
     for root, order in (("one", files), ("two", shuffled(files))):
         write_folder(tmp_path / root, order)
-        (tmp_path / root / "dog" / "linked").symlink_to("deep")  # the same images by two ways: one of them is taken
+        (tmp_path / root / "dog" / "linked").symlink_to("deep")  # the same images by two paths: one of them is used
     found = open_data(write_folder(tmp_path / "one", {}), val_share=0.3)
     assert names(found.train) == sorted(names(found.train), key=lambda name: (name.split("/")[0], name))
     scandir = os.scandir
@@ -43,8 +44,8 @@ def test_folders_for_training_and_validation_are_known_by_their_names(train: str
     write_folder(tmp_path / train, files_of({"cat": 3, "dog": 3}))
     found = open_data(write_folder(tmp_path / val, files_of({"cat": 1, "dog": 2}, first=50)) and str(tmp_path))
     assert (found.classes, found.train.labels, found.val.labels) == (("cat", "dog"), [0, 0, 0, 1, 1, 1], [0, 1, 1])
-    assert not {one for one, _ in contents(Data(found.train, found.train))} & {
-        one for one, _ in contents(Data(found.val, found.val))
+    assert not {one for one, _ in contents(DataSplits(found.train, found.train))} & {
+        one for one, _ in contents(DataSplits(found.val, found.val))
     }
 
 
@@ -124,7 +125,7 @@ def test_names_may_have_any_bytes_and_any_length(tmp_path: Path) -> None:
                 Path(os.fsdecode(os.path.join(folder, one))).write_bytes(content(seed + 10 * number))
     found = open_data(str(tmp_path))
     assert len(found.train) == 18
-    assert len({one for one, _ in contents(Data(found.train, found.train))}) == 18
+    assert len({one for one, _ in contents(DataSplits(found.train, found.train))}) == 18
     for name in names(found.train):
         assert name.encode().decode().isprintable()
     assert any("new\\nline.png" in name for name in names(found.train))
@@ -175,7 +176,7 @@ BAD_FOLDERS: dict[str, tuple[Maker, list[str]]] = {
     ),
     "a folder and archives": (
         lambda root: write_folder(root, files_of({"cat": 3, "dog": 3}) | {"backup.tar": bytes(10240)}),
-        ["holds .tar files and folders of images"],
+        ["holds both .tar files and image folders"],
     ),
     "a file": (
         lambda root: write_folder(root, {"notes.txt": b""}) + "/notes.txt",

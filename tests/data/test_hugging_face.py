@@ -1,4 +1,4 @@
-"""Data sets in the form of Hugging Face, from a folder of this machine."""
+"""Hugging Face datasets from a local folder."""
 
 import gzip
 import os
@@ -35,7 +35,7 @@ def test_a_hugging_face_data_set_is_read_from_its_folder(tmp_path: Path) -> None
 
 @pytest.mark.usefixtures("_offline")
 def test_links_to_files_in_a_hugging_face_data_set_are_followed(tmp_path: Path) -> None:
-    """A data set in the cache of the hub is made of them."""
+    """The hub's cache consists of links."""
     import datasets
 
     columns = {"image": [{"bytes": content(n), "path": None} for n in range(2)], "label": [0, 1]}
@@ -79,12 +79,12 @@ def test_a_hugging_face_data_set_that_cannot_be_used_is_one_error(kind: str, tmp
         write_parquet(root, "train", {"image": images, "label": [0, 1]}, image=image, label=classes)
         path = next((root / "data").iterdir())
         path.write_bytes(path.read_bytes()[:200])
-        told = "train-00000-of-00001.parquet is no whole Parquet file ("
+        told = "train-00000-of-00001.parquet is not a complete Parquet file ("
     elif kind == "only a test part":
         write_parquet(root, "test", {"image": images, "label": [0, 1]}, image=image, label=classes)
         told = "has the splits test; a split 'train' is needed"
     else:
-        told = "is no data set that the package `datasets` can read"
+        told = "is not a dataset that the package `datasets` can read"
     with refused(str(root), told):
         open_data(f"hfds:{root}")
 
@@ -94,7 +94,7 @@ def test_a_hugging_face_data_set_that_cannot_be_used_is_one_error(kind: str, tmp
 def test_a_fifo_in_a_hugging_face_data_set_is_one_error(tmp_path: Path) -> None:
     write_folder(tmp_path / "set" / "train", files_of({"cat": 1, "dog": 1}))
     os.mkfifo(tmp_path / "set" / "train" / "metadata.jsonl")
-    with refused("metadata.jsonl is not a regular file; remove it from the data set"):
+    with refused("metadata.jsonl is not a regular file; remove it from the dataset"):
         open_data(f"hfds:{tmp_path}/set")
 
 
@@ -160,7 +160,7 @@ def test_an_arrow_file_is_read_if_it_takes_no_more_memory_than_bytes(kind: str, 
     if kind == "plain":
         assert contents(open_data(f"hfds:{tmp_path}/set")) == [(content(0), 0), (content(1), 1)] * 2
     else:
-        with refused(".arrow is no Arrow stream that can be used: ", "; write it again with Dataset.to_parquet"):
+        with refused(".arrow is not a usable Arrow stream: ", "; write it again with Dataset.to_parquet"):
             open_data(f"hfds:{tmp_path}/set")
 
 
@@ -171,17 +171,17 @@ def test_archives_compressed_and_sparse_files_in_a_hugging_face_data_set_are_one
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "set" / "more").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "set")
-    path, told = tmp_path / "set" / name, "is an archive or compressed; unpack it, and remove it from the data set"
+    path, told = tmp_path / "set" / name, "is an archive or compressed; unpack it, and remove it from the dataset"
     path.write_bytes(gzip.compress(bytes(1000)) if name.endswith(("csv", "jsonl")) else b"?")
     if name == "train.arrow":
-        os.truncate(path, 2**40)  # takes no room on the disk
-        told = "cannot be read: it has 1,099,511,627,776 bytes, more than the 1,073,741,824 that are allowed"
+        os.truncate(path, 2**40)  # sparse: takes no disk space
+        told = "cannot be read: it has 1,099,511,627,776 bytes, more than the 1,073,741,824 allowed"
     with refused(f"{name} {told}"):
         open_data(f"hfds:{tmp_path}/set")
 
 
 def test_a_hugging_face_data_set_that_is_not_there_is_one_error(tmp_path: Path) -> None:
-    with refused(f"there is no folder {tmp_path}/gone; download the data set first, and give its folder after hfds:"):
+    with refused(f"there is no folder {tmp_path}/gone; download the dataset first, and give its folder after hfds:"):
         open_data(f"hfds:{tmp_path}/gone")
 
 
@@ -193,7 +193,7 @@ def test_an_image_that_is_missing_or_too_large_in_a_hugging_face_data_set_is_one
 
     vast = tmp_path / "vast.png"
     vast.touch()
-    os.truncate(vast, 2**40)  # takes no room on the disk
+    os.truncate(vast, 2**40)  # sparse: takes no disk space
     images = [{"bytes": content(0), "path": None}, None, {"bytes": b"broken", "path": None}, {"bytes": None, "path": str(vast)}]
     for split in ("train", "validation"):
         columns = {"image": images, "label": [0, 1, 1, 0]}
@@ -201,12 +201,12 @@ def test_an_image_that_is_missing_or_too_large_in_a_hugging_face_data_set_is_one
     found = open_data(f"hfds:{tmp_path}/set").train
     assert found.read(0, 3).size == (12, 9)
     monkeypatch.setattr(hugging_face, "MOST_BYTES", 100)
-    with pytest.raises(ImageError, match=r"train/0 cannot be read: it has \d+ bytes, more than the 100 that are allowed"):
+    with pytest.raises(ImageError, match=r"train/0 cannot be read: it has \d+ bytes, more than the 100 allowed"):
         found.content(0)
     monkeypatch.undo()
     with pytest.raises(ImageError, match=r"vast.png cannot be read: it has 1,099,511,627,776 bytes, more than"):
         found.content(3)
-    with pytest.raises(ImageError, match="train/1 cannot be read: it is missing; check the data set"):
+    with pytest.raises(ImageError, match="train/1 cannot be read: it is missing; check the dataset"):
         found.read(1, 3)
-    with pytest.raises(ImageError, match="train/2 is no image that can be read"):
+    with pytest.raises(ImageError, match="train/2 is not a readable image"):
         found.read(2, 3)

@@ -1,4 +1,4 @@
-"""Rows D1 and D2: whatever the bytes are, there is an image or one ImageError that says where, why and what to do."""
+"""Rows D1 and D2: any bytes give an image, or one ImageError that says where, why and what to do."""
 
 import io
 import os
@@ -15,10 +15,10 @@ import pytest
 from PIL import Image
 
 from polaformer.data.images import EXTENSIONS, FORMATS, MOST_PIXELS, decode, from_array, read_image
-from polaformer.errors import ImageError, shown
+from polaformer.errors import ImageError, printable
 from polaformer.regular_files import MOST_BYTES
 
-# The library hears these warnings and does not pass them on; pytest sets its own filters.
+# The library ignores these warnings; pytest sets its own filters.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL", "ignore::PIL.Image.DecompressionBombWarning")
 HEIGHT, WIDTH = 18, 24
 PNG_START = b"\x89PNG\r\n\x1a\n"
@@ -94,17 +94,20 @@ def test_any_format_with_changed_bytes_or_cut_is_an_image_or_one_error(kind: str
 
 BROKEN: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", "is empty"),
-    "one byte": (b"\xff", "is no image that can be read"),
-    "text": (b"<html>404 not found</html>", "is no image that can be read"),
-    "zeros": (bytes(1000), "is no image that can be read"),
-    "only a signature": (PNG_START, "is no image that can be read"),
-    "a header that its checksum does not fit": (png(2, 2, bytes(6)).replace(b"\0\0\0\2", b"\0\0\0\1", 1), "is no image"),
+    "one byte": (b"\xff", "is not a readable image"),
+    "text": (b"<html>404 not found</html>", "is not a readable image"),
+    "zeros": (bytes(1000), "is not a readable image"),
+    "only a signature": (PNG_START, "is not a readable image"),
+    "a header that its checksum does not fit": (
+        png(2, 2, bytes(6)).replace(b"\0\0\0\2", b"\0\0\0\1", 1),
+        "is not a readable image",
+    ),
     "pixels that their checksum does not fit": (png(2, 2, bytes(6)).replace(b"IDATx\xda", b"IDATx\xda\x01"), "is damaged"),
     "no rows": (png(2, 2, b""), "is damaged"),
-    "no pixels": (png(0, 0, b""), "is no image that can be read"),
-    "an icon": (encoded(picture(), "ICO"), "is no image that can be read"),
-    "a format nobody needs": (encoded(picture(), "TGA"), "is no image that can be read"),
-    "a script": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "is no image that can be read"),
+    "no pixels": (png(0, 0, b""), "is not a readable image"),
+    "an icon": (encoded(picture(), "ICO"), "is not a readable image"),
+    "a format nobody needs": (encoded(picture(), "TGA"), "is not a readable image"),
+    "a script": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "is not a readable image"),
     "notes that swell": (
         png(2, 2, bytes(6), more=chunk(b"zTXt", b"key\0\0" + zlib.compress(bytes(10**7)))),
         "is damaged",
@@ -128,7 +131,7 @@ def test_every_extension_that_is_looked_for_belongs_to_a_format_that_is_read() -
     assert {Image.EXTENSION[extension] for extension in EXTENSIONS} == set(FORMATS)
 
 
-# Unusual but whole files
+# Unusual but intact files
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind not in ("JPEG", "WEBP", "GIF")])
@@ -144,7 +147,7 @@ def test_every_format_with_loss_gives_nearly_the_same_pixels(kind: str) -> None:
 
 
 def interlaced(grey: np.ndarray) -> bytes:
-    """Adam7: seven passes over a grid of 8×8, each with rows of its own."""
+    """Adam7: seven passes over a grid of 8×8, each with its own rows."""
     passes = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]
     parts = [grey[y::step_y, x::step_x] for x, y, step_x, step_y in passes]
     rows = b"".join(b"\0" + row.tobytes() for part in parts if part.size for row in part)
@@ -223,7 +226,7 @@ def test_of_several_frames_or_pages_the_first_is_read(kind: str) -> None:
     assert pixels(found).mean(axis=(0, 1)) == pytest.approx([250, 0, 0], abs=6)
 
 
-# What a camera does to an upright image before it notes the number, undone by what the standard asks of a viewer.
+# How a camera turns an upright image for each orientation number; a viewer must undo it.
 TURNED: dict[int, Callable[[np.ndarray], np.ndarray]] = {
     1: lambda upright: upright,
     2: lambda upright: upright[:, ::-1],
@@ -306,7 +309,7 @@ def tiff_of(side: int, compression: str | None) -> bytes:
     start = struct.unpack("<I", content[4:8])[0]
     for place in range(start + 2, start + 2 + 12 * struct.unpack("<H", content[start : start + 2])[0], 12):
         tag = struct.unpack("<H", content[place : place + 2])[0]
-        if tag in (256, 257, 278):  # width, height, rows of a strip
+        if tag in (256, 257, 278):  # width, height, rows per strip
             content = with_bytes(content, place, struct.pack("<HHII", tag, 4, 1, side))
     return content
 
@@ -374,7 +377,7 @@ for path in sorted(Path(sys.argv[1]).iterdir()):
 
 @pytest.fixture(scope="module")
 def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
-    """For each bomb the kilobytes that reading it took, and what was said, measured in a process of their own."""
+    """For each bomb, the kilobytes that reading it took and the message, measured in a separate process."""
     folder = tmp_path_factory.mktemp("bombs")
     for name, content in BOMBS.items():
         (folder / name).write_bytes(content())
@@ -391,14 +394,14 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, s
 def test_a_decompression_bomb_is_refused_from_its_header(name: str, refusals: dict[str, tuple[int, str]]) -> None:
     kilobytes, text = refusals[name]
     assert f"{name} has " in text
-    assert "64,000,000 that are allowed; make it smaller, or remove it from the data" in text
+    assert "64,000,000 allowed; make it smaller, or remove it from the data" in text
     assert kilobytes < 32 * 1024
 
 
 def test_the_largest_number_of_pixels_is_an_argument() -> None:
     content = encoded(picture(), "PNG")
     assert decode(content, "x", most_pixels=HEIGHT * WIDTH).size == (WIDTH, HEIGHT)
-    with pytest.raises(ImageError, match=f"x has {WIDTH}×{HEIGHT} pixels, more than the 431 that are allowed"):
+    with pytest.raises(ImageError, match=f"x has {WIDTH}×{HEIGHT} pixels, more than the 431 allowed"):
         decode(content, "x", most_pixels=HEIGHT * WIDTH - 1)
     assert MOST_PIXELS == 64_000_000
 
@@ -447,8 +450,8 @@ def test_a_pipe_and_a_device_do_not_keep_the_reader_waiting(tmp_path: Path) -> N
 
 def test_a_file_larger_than_any_image_is_not_read(tmp_path: Path) -> None:
     with open(tmp_path / "vast.png", "wb") as file:
-        file.truncate(2**40)  # takes no room on the disk
-    with pytest.raises(ImageError, match=f"it has 1,099,511,627,776 bytes, more than the {MOST_BYTES:,} that are allowed"):
+        file.truncate(2**40)  # sparse: takes no disk space
+    with pytest.raises(ImageError, match=f"it has 1,099,511,627,776 bytes, more than the {MOST_BYTES:,} allowed"):
         read_image(tmp_path / "vast.png")
 
 
@@ -459,5 +462,5 @@ def test_a_path_that_no_system_takes_is_an_error(path: str) -> None:
 
 
 def test_a_path_is_shown_in_one_printable_line_whatever_its_bytes() -> None:
-    assert shown("photos/größe 1.jpg") == "photos/größe 1.jpg"
-    assert shown(os.fsdecode(b"a\nb\r\x1b[31m\xff.jpg")) == "a\\nb\\r\\x1b[31m\\udcff.jpg"
+    assert printable("photos/größe 1.jpg") == "photos/größe 1.jpg"
+    assert printable(os.fsdecode(b"a\nb\r\x1b[31m\xff.jpg")) == "a\\nb\\r\\x1b[31m\\udcff.jpg"

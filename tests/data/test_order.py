@@ -1,4 +1,4 @@
-"""Rows C3 and D3: order, augmentation and replacement are functions of (seed, epoch, index), whoever reads the data."""
+"""Rows C3 and D3: order, augmentation and replacement are functions of (seed, epoch, index), for any process."""
 
 import multiprocessing
 import random
@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from polaformer.data.labelled_images import ImageReader, LabelledImages
-from polaformer.data.order import Key, Order, Share
+from polaformer.data.order import EvaluationOrder, Key, Order
 from polaformer.data.randomness import derive, reseed, seeded
 from polaformer.data.samples import MOST_REPLACEMENTS, Samples, batches
 from polaformer.data.sources.arrays import Arrays
-from polaformer.data.sources.opening import Source, open_data
+from polaformer.data.sources.opening import open_data
+from polaformer.data.sources.source import Source
 from polaformer.data.transforms import Preprocessing, Transform, training_transform
 from polaformer.errors import DataError, ImageError, SettingsError
 
@@ -48,13 +49,13 @@ def arrays(number: int = NUM_SAMPLES) -> Arrays:
 
 
 class Broken(Arrays):
-    """Some of its images cannot be used."""
+    """Some of its images are unusable."""
 
     bad = (3, 8, 11, 19)
 
     def __init__(self) -> None:
         whole = arrays()
-        super().__init__(whole.images, np.array(whole.labels), whole.classes, whole.part)
+        super().__init__(whole.images, np.array(whole.labels), whole.classes, whole.split)
 
     def read(self, index: int, channels: int) -> Image.Image:
         if index in self.bad:
@@ -77,8 +78,8 @@ def taken(
     accumulation: int = 1,
     num_workers: int = 0,
 ) -> list[LabelledImages]:
-    """The first parts that a process gets, from a step on."""
-    keys = Order(NUM_SAMPLES, BATCH_SIZE, SEED).parts(first_step, rank=rank, world=world, accumulation=accumulation)
+    """The first micro-batches of a process, from a step on."""
+    keys = Order(NUM_SAMPLES, BATCH_SIZE, SEED).micro_batches(first_step, rank=rank, world=world, accumulation=accumulation)
     with closing(batches(samples, keys, num_workers=num_workers)) as found:
         return list(islice(found, number))
 
@@ -93,7 +94,7 @@ def assert_equal(some: list[LabelledImages], others: list[LabelledImages]) -> No
 
 
 def triples(batch: LabelledImages) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Image, label and place of every sample."""
+    """Image, label and index of every sample."""
     return list(zip(batch.images, batch.labels, batch.indices, strict=True))
 
 
@@ -190,7 +191,7 @@ def test_what_fills_no_batch_is_another_part_every_epoch() -> None:
 
 
 def test_the_order_of_a_seed_is_the_same_in_every_version() -> None:
-    """Runs that were begun with an older version go on with a newer one."""
+    """A newer version resumes runs of an older one."""
     assert derive("order", 0, 0) == 4664387070406640777
     assert derive("sample", 5, 2, 7) == 7509062978768857304
     assert [key.index for key in Order(10, 5, 0).batch(0)] == [0, 5, 8, 2, 4]
@@ -213,7 +214,7 @@ def test_neighbouring_numbers_and_other_names_give_unrelated_seeds() -> None:
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 @pytest.mark.parametrize("batch_size", [1, 5, 64])
 def test_of_an_evaluation_every_sample_is_in_exactly_one_process(number: int, world: int, batch_size: int) -> None:
-    shares = [Share(number, batch_size, rank, world) for rank in range(world)]
+    shares = [EvaluationOrder(number, batch_size, rank, world) for rank in range(world)]
     found = [key.index for share in shares for batch in share for key in batch]
     assert sorted(found) == list(range(number))
     for share in shares:
@@ -264,7 +265,7 @@ def test_bad_images_are_replaced_counted_and_listed(three_epochs: list[LabelledI
     for batch, whole in zip(found, three_epochs, strict=True):
         assert batch.images.shape == whole.images.shape
         bad = [int(index) for index in whole.indices if int(index) in Broken.bad]
-        assert set(batch.bad) >= {f"train/{index} is damaged" for index in bad}  # more where a replacement is bad too
+        assert set(batch.bad) >= {f"train/{index} is damaged" for index in bad}  # more if a replacement is bad too
         for place, index in enumerate(whole.indices.tolist()):
             taken_instead = int(batch.indices[place])
             assert taken_instead not in Broken.bad
@@ -288,7 +289,7 @@ def test_a_replacement_depends_on_seed_epoch_and_index() -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_in_an_evaluation_a_bad_image_is_left_out_and_listed(num_workers: int) -> None:
     samples = samples_of(Broken(), on_bad="skip", replace=False)
-    found = list(batches(samples, Share(NUM_SAMPLES, 1), num_workers=num_workers))
+    found = list(batches(samples, EvaluationOrder(NUM_SAMPLES, 1), num_workers=num_workers))
     assert [index for batch in found for index in batch.indices.tolist()] == [
         index for index in range(NUM_SAMPLES) if index not in Broken.bad
     ]
@@ -300,7 +301,7 @@ def test_data_that_are_all_bad_are_given_up_with_the_last_reason() -> None:
     class Hopeless(Broken):
         bad = tuple(range(NUM_SAMPLES))
 
-    with pytest.raises(DataError, match=rf"{MOST_REPLACEMENTS} samples in a row cannot be used, .* is damaged; check the data"):
+    with pytest.raises(DataError, match=rf"{MOST_REPLACEMENTS} samples in a row are unusable, .* is damaged; check the data"):
         samples_of(Hopeless(), on_bad="skip")[Key(0, 1)]
 
 
@@ -320,9 +321,9 @@ def damaged(tmp_path: Path) -> Source:
 def test_a_bad_image_is_one_error_with_its_path_also_out_of_a_worker(num_workers: int, damaged: Source) -> None:
     before = set(multiprocessing.active_children())
     with pytest.raises(ImageError) as caught:
-        list(batches(samples_of(damaged), Share(len(damaged), 4), num_workers=num_workers))
+        list(batches(samples_of(damaged), EvaluationOrder(len(damaged), 4), num_workers=num_workers))
     assert str(caught.value).endswith("fetch it again, or remove it from the data")
-    assert "train/dog/13.png is no image that can be read" in str(caught.value)
+    assert "train/dog/13.png is not a readable image" in str(caught.value)
     assert "Traceback" not in str(caught.value)
     assert set(multiprocessing.active_children()) == before
 
@@ -330,7 +331,7 @@ def test_a_bad_image_is_one_error_with_its_path_also_out_of_a_worker(num_workers
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_before_a_bad_image_are_whole(num_workers: int, damaged: Source) -> None:
     place = next(index for index in range(24) if "13.png" in damaged.name(index))
-    found = batches(samples_of(damaged), Share(len(damaged), 1), num_workers=num_workers)
+    found = batches(samples_of(damaged), EvaluationOrder(len(damaged), 1), num_workers=num_workers)
     assert [int(next(found).indices) for _ in range(place)] == list(range(place))
     with pytest.raises(ImageError):
         next(found)
@@ -339,7 +340,7 @@ def test_batches_before_a_bad_image_are_whole(num_workers: int, damaged: Source)
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_workers_end_when_nobody_wants_their_batches_any_more(num_workers: int) -> None:
     before = set(multiprocessing.active_children())
-    found = batches(samples_of(), Order(NUM_SAMPLES, BATCH_SIZE, SEED).parts(0), num_workers=num_workers)
+    found = batches(samples_of(), Order(NUM_SAMPLES, BATCH_SIZE, SEED).micro_batches(0), num_workers=num_workers)
     next(found)
     assert len(set(multiprocessing.active_children()) - before) == num_workers
     found.close()
@@ -386,7 +387,7 @@ def test_law_no_more_is_left_out_than_a_chunk_of_each_group_and_a_batch_lack(ord
 @given(order=grouped_orders(), epoch=st.integers(0, 3))
 def test_law_grouped_batches_are_a_function_of_seed_and_epoch_alone(order: Order, epoch: int) -> None:
     again = Order(order.num_samples, order.batch_size, order.seed, list(order.groups or ()), order.group_size)
-    for other in (3, 0, epoch):  # what was drawn before does not matter
+    for other in (3, 0, epoch):  # earlier draws have no effect
         found = epoch_of(again, other)
     assert found == epoch_of(order, epoch)
 
@@ -416,9 +417,9 @@ def test_grouped_batches_are_others_every_epoch() -> None:
 
 
 def test_groups_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="there are 3 groups for 4 samples; give one for each"):
+    with pytest.raises(ValueError, match="there are 3 groups for 4 samples; give one per sample"):
         Order(4, 2, 0, [1, 2, 3])
-    with pytest.raises(SettingsError, match="batch_size is 4, which groups of 3 samples do not divide; give a multiple"):
+    with pytest.raises(SettingsError, match="batch_size is 4, not a multiple of the group size 3; give a multiple"):
         Order(4, 4, 0, [1] * 4, 3)
     with pytest.raises(ValueError, match="group_size is 2, but there are no groups"):
         Order(4, 4, 0, None, 2)
@@ -427,5 +428,5 @@ def test_groups_that_do_not_fit_are_refused() -> None:
 def test_processes_and_parts_can_have_batches_of_one_group_each() -> None:
     order = Order(64, 8, 0, [index % 3 for index in range(64)], 2)
     for rank in range(2):
-        for part in islice(order.parts(0, rank=rank, world=2, accumulation=2), 20):
+        for part in islice(order.micro_batches(0, rank=rank, world=2, accumulation=2), 20):
             assert len({key.index % 3 for key in part}) == 1

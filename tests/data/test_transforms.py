@@ -1,4 +1,4 @@
-"""From images to tensors: what makes no sense is refused, and no shape of an image takes more memory than it should."""
+"""From images to tensors: invalid settings are refused, and no image shape takes more memory than it should."""
 
 from typing import Any
 
@@ -21,18 +21,18 @@ GOOD: dict[str, Any] = {"img_size": (16, 16), "mean": (0.5, 0.4, 0.3), "std": (0
         ({"img_size": (16.5, 16)}, "img_size is (16.5, 16); give a height"),
         ({"resize": "longer"}, "images are resized by 'longer' with 'bicubic'; choose square or shorter"),
         ({"interpolation": "magic"}, "with one of bicubic, bilinear"),
-        ({"crop_pct": 0.0}, "crop_pct is 0.0; give a share above 0, up to 1"),
-        ({"crop_pct": 1.5}, "crop_pct is 1.5; give a share above 0, up to 1"),
-        ({"crop_pct": float("nan")}, "crop_pct is nan; give a share"),
+        ({"crop_pct": 0.0}, "crop_pct is 0.0; give a number in (0, 1]"),
+        ({"crop_pct": 1.5}, "crop_pct is 1.5; give a number in (0, 1]"),
+        ({"crop_pct": float("nan")}, "crop_pct is nan; give a number in (0, 1]"),
         ({"crop_pct": 1e-9}, "resized to more than 64,000,000 pixels; give a smaller img_size, or a larger crop_pct"),
         ({"img_size": (10**6, 10**6)}, "resized to more than 64,000,000 pixels"),
-        ({"mean": (0.5, 0.5)}, "mean is (0.5, 0.5) and std (0.2, 0.2, 0.2); give one number for each of three channels"),
-        ({"mean": (0.5,) * 2, "std": (0.2,) * 2}, "give one number for each of three channels, or of one"),
-        ({"mean": (0.5, float("nan"), 0.5)}, "give one number for each of three channels"),
-        ({"std": (0.2, 0.0, 0.2)}, "std is (0.2, 0.0, 0.2); give numbers of at least 1e-06"),
-        ({"std": (0.2, 1e-300, 0.2)}, "give numbers of at least 1e-06"),
-        ({"std": (0.2, 0.2, float("nan"))}, "give numbers of at least 1e-06"),
-        ({"std": (0.2, 0.2, float("inf"))}, "give numbers of at least 1e-06"),
+        ({"mean": (0.5, 0.5)}, "mean is (0.5, 0.5) and std (0.2, 0.2, 0.2); give one number per channel, for three channels"),
+        ({"mean": (0.5,) * 2, "std": (0.2,) * 2}, "give one number per channel, for three channels or one"),
+        ({"mean": (0.5, float("nan"), 0.5)}, "give one number per channel, for three channels"),
+        ({"std": (0.2, 0.0, 0.2)}, "std is (0.2, 0.0, 0.2); give numbers ≥ 1e-06"),
+        ({"std": (0.2, 1e-300, 0.2)}, "give numbers ≥ 1e-06"),
+        ({"std": (0.2, 0.2, float("nan"))}, "give numbers ≥ 1e-06"),
+        ({"std": (0.2, 0.2, float("inf"))}, "give numbers ≥ 1e-06"),
     ],
 )
 def test_a_preparation_that_makes_no_sense_is_refused(changes: dict[str, Any], told: str) -> None:

@@ -237,7 +237,7 @@ def test_a_weights_file_alone_predicts(trained: Path, digit: Path, tmp_path: Pat
     (tmp_path / "broken.png").write_bytes(b"no image")
     out, err = run_command([*words, tmp_path / "broken.png"], tmp_path, code=65)
     assert f"{ink:.3f} %" in out
-    assert "broken.png is no image that can be read" in err
+    assert "broken.png is not a readable image" in err
 
 
 def test_checkpoints_are_weights_files_too(trained: Path, digit: Path, tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ UNREADABLE = {
     "no UTF-8": (b"\xff\xfe", "is not valid UTF-8 (at byte 0)"),
     "deep": (b"a = " + b"[" * 100_000, "nested too deeply"),
     "a number of many digits": (b"a = " + b"9" * 10_000, "is not valid TOML"),
-    "large": (b"#" * (2**20 + 1), "more than the 1,048,576 that are allowed"),
+    "large": (b"#" * (2**20 + 1), "more than the 1,048,576 allowed"),
 }
 
 

@@ -230,7 +230,7 @@ def test_a_worker_that_the_system_ends_is_one_error_and_nothing_is_lost(recipe: 
                     child.kill()
                     child.wait()  # PyTorch's signal handler would raise an error here, in the middle of an update
 
-    with pytest.raises(DataError, match=r"a process that reads data was ended by the system.*--num-workers.*saved at step"):
+    with pytest.raises(DataError, match=r"a data loading process was killed by the system.*--num-workers.*saved at step"):
         train(replace(recipe, num_workers=1, epochs=40, warmup_epochs=1, save_every=1000), tmp_path / "run", kill_workers)
     assert faults.saved_steps(tmp_path / "run")[-1] >= 4
 

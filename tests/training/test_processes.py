@@ -41,7 +41,7 @@ def gradients_of_a_step(recipes: dict[str, ClassificationRecipe], step: int, tar
 
 def counts_of_processes(recipe: ClassificationRecipe, sizes: tuple[int, ...], target: str) -> None:
     """Write the evaluation counts of the first `size` images, for several sizes."""
-    from polaformer.data.sources.opening import Data, Part
+    from polaformer.data.sources.source import DataSplits, Subset
     from polaformer.tasks.classification.job import ClassificationJob
     from polaformer.training.evaluation import count
     from polaformer.training.processes import create_accelerator
@@ -50,7 +50,7 @@ def counts_of_processes(recipe: ClassificationRecipe, sizes: tuple[int, ...], ta
     found: dict[str, torch.Tensor] = {}
     for size in sizes:
         whole = recipe.job().data
-        job = ClassificationJob(recipe, data=Data(whole.train, Part(whole.val, list(range(size)))))
+        job = ClassificationJob(recipe, data=DataSplits(whole.train, Subset(whole.val, list(range(size)))))
         batches = job.evaluation_batches("val", accelerator.process_index, accelerator.num_processes)
         counts = count(job.model, job.objective, batches, accelerator)
         found[f"{size}.confusion"], found[f"{size}.top5"] = counts.confusion, torch.tensor(counts.top5)
@@ -154,7 +154,7 @@ def test_the_first_update_of_three_resumed_processes_adds_gradients_in_the_same_
 def unreadable_of_processes(folder: str, target: str) -> None:
     """Write the images that an evaluation could not read."""
     from polaformer.data.labelled_images import ImageReader
-    from polaformer.data.order import Share
+    from polaformer.data.order import EvaluationOrder
     from polaformer.data.samples import Samples, batches
     from polaformer.data.sources.opening import open_data
     from polaformer.data.transforms import Preprocessing
@@ -165,7 +165,7 @@ def unreadable_of_processes(folder: str, target: str) -> None:
     accelerator, source = create_accelerator("fp32"), open_data(folder).val
     transform = Preprocessing((8, 8), (0.5,), (0.5,)).transform()
     samples = Samples(ImageReader(source, transform, channels=1), seed=0, on_bad="skip", replace=False)
-    read = batches(samples, Share(len(source), 2, accelerator.process_index, accelerator.num_processes))
+    read = batches(samples, EvaluationOrder(len(source), 2, accelerator.process_index, accelerator.num_processes))
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
     counts = count(model, CrossEntropy(2), read, accelerator)
     if accelerator.is_main_process:

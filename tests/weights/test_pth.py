@@ -1,4 +1,4 @@
-"""What the pickle of a .pth file may ask for, and where its list of contents must stand."""
+"""What the pickle of a .pth file may ask for, and where its central directory must be."""
 
 import struct
 import zipfile
@@ -73,7 +73,7 @@ def test_the_containers_of_an_honest_pickle_pass(tmp_path):
 
 
 def moved(content, place, form, by):
-    """The number at a place, counted from the end, changed."""
+    """The content with the number at an offset from the end changed."""
     place += len(content)
     [old] = struct.unpack_from(form, content, place)
     return content[:place] + struct.pack(form, old + by) + content[place + struct.calcsize(form) :]
@@ -96,13 +96,13 @@ def test_an_archive_that_does_not_end_as_torch_writes_it_is_refused(kind, tmp_pa
     torch.save(MODEL, path)
     assert read_state_dict(path).keys() == MODEL.keys()
     path.write_bytes(ENDS[kind](path.read_bytes()))
-    with pytest.raises(CheckpointError, match=r"file\.pth (does not end with its list of contents|is damaged|is neither)"):
+    with pytest.raises(CheckpointError, match=r"file\.pth (does not end with its central directory|is damaged|is neither)"):
         read_state_dict(path)
 
 
 def test_a_file_with_two_lists_of_contents_is_refused_before_torch_inflates_one(tmp_path):
     hostile.write_two_lists(tmp_path / "file.pth", tmp_path)
-    with pytest.raises(CheckpointError, match="does not end with its list of contents"):
+    with pytest.raises(CheckpointError, match="does not end with its central directory"):
         read_state_dict(tmp_path / "file.pth")
 
 
@@ -113,7 +113,7 @@ def test_a_second_pickle_that_torch_could_take_is_refused(name, tmp_path):
         archive.writestr(name.replace("\0", "~"), state(y=tensor((4,), (1,))))
     content = (tmp_path / "file.pth").read_bytes()
     (tmp_path / "file.pth").write_bytes(content.replace(b"data.pkl~", b"data.pkl\0"))
-    with pytest.raises(CheckpointError, match="names its parts twice or outside of itself"):
+    with pytest.raises(CheckpointError, match="has duplicate entries or some outside its root"):
         read_state_dict(tmp_path / "file.pth")
 
 

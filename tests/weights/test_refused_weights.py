@@ -58,7 +58,7 @@ def test_a_wrong_model_is_one_error():
 
 @pytest.fixture(scope="module")
 def harm(tmp_path_factory):
-    """What each hostile file does to readers without care, in a process of their own."""
+    """What each hostile file does to careless readers, in a separate process."""
     done = subprocess.run(
         [sys.executable, hostile.__file__, tmp_path_factory.mktemp("hostile")], capture_output=True, text=True, check=True
     )
@@ -66,14 +66,14 @@ def harm(tmp_path_factory):
 
 
 def test_there_are_27_hostile_files_and_each_harms_a_reader_without_care(harm):
-    """Else a refusal would prove little: 15 run their payload, 12 make a reader allocate, read or write what it should not."""
+    """Otherwise refusal would prove little: 15 run their payload, 12 make a reader allocate, read or write what it must not."""
     assert (len(hostile.PAYLOADS), len(hostile.BOMBS)) == (15, 12)
     assert harm == dict.fromkeys(hostile.HOSTILE, True)
 
 
 @pytest.mark.parametrize("kind", hostile.HOSTILE)
 def test_a_hostile_file_is_one_error_and_nothing_is_executed(kind, tmp_path):
-    """Most payloads stop at the check of the pickle; the old format and the bare pickle are no archives and stop before it."""
+    """Most payloads stop at the check of the pickle; the old format and the bare pickle are not archives and stop before it."""
     path, mark = tmp_path / "file.pth", tmp_path / "executed"
     hostile.HOSTILE[kind](path, mark)
     with pytest.raises(CheckpointError, match=r"file\.pth"):
@@ -125,7 +125,7 @@ def test_every_truncation_is_one_error(ending, tmp_path):
         ({}, "an empty mapping"),
         ({"model": {}}, "an empty mapping"),
         ({"a": 1}, "'a' is a int; a mapping from names to plain tensors"),
-        ({1: torch.ones(1)}, "1 is no name"),
+        ({1: torch.ones(1)}, "1 is not a name"),
         ({"a": torch.ones(3).to_sparse()}, "'a' is a sparse, quantised or meta tensor"),
         (torch.ones(3), "holds a Tensor"),
     ],
@@ -182,7 +182,7 @@ def test_broken_parameters_are_one_error(kind, tmp_path):
     assert recognise(state) is None
 
 
-VAST = torch.zeros(1, 1).expand(2**40, 8)  # four bytes; 32 TiB once it is copied
+VAST = torch.zeros(1, 1).expand(2**40, 8)  # four bytes; 32 TiB once copied
 
 
 def vast_state_dict():

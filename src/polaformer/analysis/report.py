@@ -18,7 +18,7 @@ from polaformer.analysis import training_figures
 from polaformer.analysis.attention_maps import BlockRow, row_at, visit_maps
 from polaformer.analysis.training_figures import lines
 from polaformer.bench.machine import fingerprint
-from polaformer.regular_files import write_whole, writing
+from polaformer.regular_files import write_atomically, writing
 from polaformer.tasks.figures import AttentionInputs, Confusion, Figure, Predictions, Rows, Text
 from polaformer.training.metric import TaskTerms
 
@@ -117,7 +117,7 @@ def write_report(path: Path, title: str, results: Sequence[RunResult], *, lead: 
         "How it was made": _making(command),
     }
     with writing(path):
-        write_whole(path, _page(title, lead, sections))
+        write_atomically(path, _page(title, lead, sections))
 
 
 def _page(title: str, lead: str, sections: Mapping[str, str]) -> str:

@@ -17,7 +17,7 @@ from polaformer.attention.layer.window_attention import RelativePositions
 from polaformer.backbones.backbone import Backbone
 from polaformer.ops.grid import Grid
 from polaformer.weights.errors import Misfits
-from polaformer.weights.files import StateDict, is_plain
+from polaformer.weights.files import StateDict, is_plain_tensor
 
 
 class Fit(NamedTuple):
@@ -84,7 +84,7 @@ def _resize_tables(state: StateDict, model: nn.Module, grids: Mapping[str, Grid]
         else:
             continue
         rows = state.get(key)
-        if not isinstance(rows, Tensor) or not is_plain(rows) or rows.ndim != 2 or rows.shape[1] != wanted.shape[1]:
+        if not isinstance(rows, Tensor) or not is_plain_tensor(rows) or rows.ndim != 2 or rows.shape[1] != wanted.shape[1]:
             continue
         is_same = len(rows) == len(wanted)
         old = grids.get(name) or (new if is_same and key in ours else _square(len(rows) - prefix))

@@ -12,7 +12,7 @@ from torch import nn
 from polaformer.backbones.fitting import fit, misfits, table_grids
 from polaformer.ops.grid import Grid
 from polaformer.weights.errors import Misfits, WeightsError
-from polaformer.weights.files import StateDict, read_metadata, read_state_dict, state_dict_in, write_safetensors
+from polaformer.weights.files import StateDict, extract_state_dict, read_metadata, read_state_dict, write_safetensors
 
 _PRUNED = re.compile(r"(stages|blocks)\.\d+\.|norm\.|feature_norms\.")  # what `prune_intermediate_layers` may have dropped
 
@@ -36,7 +36,7 @@ def load_weights(model: nn.Module, source: str | PathLike[str] | Mapping[str, An
     if any(parameter.is_meta for parameter in inner.parameters()):
         raise WeightsError("the model is on the meta device and has no memory; call model.to_empty(device=...) first")
     if isinstance(source, Mapping):
-        origin, found = "the state dict", fit(state_dict_in(source), inner)
+        origin, found = "the state dict", fit(extract_state_dict(source), inner)
     else:
         origin, found = str(source), fit(read_state_dict(source), inner, _grids(source))
     left_out = _leave_out(found.state, inner, reset_head)

@@ -12,7 +12,7 @@ import tyro
 from polaformer.cli.errors import BAD_DATA, UsageError
 from polaformer.cli.options import loose_words, parse, print_help, value_of, wants_help
 from polaformer.cli.output import load, new_table, print_all, print_json, progress_bar
-from polaformer.errors import CannotWriteError, shown
+from polaformer.errors import CannotWriteError, printable
 from polaformer.regular_files import writing
 from polaformer.tasks.recipe import POSITIONAL
 from polaformer.tasks.registry import DEFAULT, find_task, tasks
@@ -104,7 +104,7 @@ class Check:
         table = new_table(self.inputs[0], "part", *(name.replace("_", " ") for name in columns))
         for name, facts in audit.parts.items():
             table.add_row(name, *(str(facts.get(column, "")) for column in columns))
-        lines = [shown(", ".join(list(problem.values())[:-1]) + f": {problem['text']}") for problem in audit.problems]
+        lines = [printable(", ".join(list(problem.values())[:-1]) + f": {problem['text']}") for problem in audit.problems]
         more = [f"… and {len(lines) - MOST_LINES} more; --json lists them all"] if len(lines) > MOST_LINES else []
         found = f"{len(lines)} problem{'s' * (len(lines) != 1)}" if lines else "nothing is wrong"
         print_all(table, *lines[:MOST_LINES], *more, found)

@@ -8,7 +8,7 @@ import tyro
 
 from polaformer.cli.errors import UsageError
 from polaformer.cli.output import load, new_table, print_all, print_json, print_line
-from polaformer.errors import DataError, shown
+from polaformer.errors import DataError, printable
 from polaformer.regular_files import writing
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Convert:
         """Checks, reads, writes, and says what was done."""
         self._check()
         if not self.json:
-            print_line(f"reading {shown(self.source)}", stderr=True)
+            print_line(f"reading {printable(self.source)}", stderr=True)
         load("polaformer.backbones")
         from polaformer.backbones.loading import save_weights
         from polaformer.weights.errors import WeightsError

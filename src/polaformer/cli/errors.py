@@ -11,7 +11,7 @@ class CommandError(Exception):
     exit_code = INCORRECT
 
     def __init__(self, message: str) -> None:
-        super().__init__(errors.shown(message))
+        super().__init__(errors.printable(message))
 
 
 class UsageError(CommandError):

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from polaformer import __version__
 from polaformer.cli.errors import EXPECTED, INTERRUPTED, CommandError, UsageError, exit_code
 from polaformer.cli.output import print_all, print_line
-from polaformer.errors import CannotWriteError, DataError, SettingsError, nearest, shown
+from polaformer.errors import CannotWriteError, DataError, SettingsError, nearest, printable
 from polaformer.training.slurm import slurm_variables
 
 
@@ -118,7 +118,7 @@ def _parsed(command: type[Command], program: str, options: Sequence[str]) -> Com
     import tyro  # takes a while to load, and --help does not need it
 
     parse = partial(tyro.cli, command, prog=program, config=(tyro.conf.FlagCreatePairsOff,))
-    safe = [shown(word) for word in options]
+    safe = [printable(word) for word in options]
     if safe == list(options):
         return parse(args=options)
     try:
@@ -134,7 +134,7 @@ def _tell(program: str, error: Exception) -> None:
     """Of several processes that all find the same thing wrong, one says so."""
     if os.environ.get("RANK", "0") == "0" or isinstance(error, DataError | CannotWriteError):
         # The others see to their lines themselves.
-        text = str(error) if isinstance(error, DataError | SettingsError | CommandError) else shown(str(error))
+        text = str(error) if isinstance(error, DataError | SettingsError | CommandError) else printable(str(error))
         print_line(f"{program}: {text}", stderr=True)
 
 

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, Task, TaskProgressColumn, TextCol
 from rich.table import Table
 from rich.text import Text
 
-from polaformer.errors import shown
+from polaformer.errors import printable
 from polaformer.regular_files import writing
 
 BUSY = 0.1  # share of the processor that other programs may use before timings are called doubtful
@@ -59,15 +59,15 @@ class LiveProgress(Progress):
     def say(self, text: str) -> None:
         """Prints a line above the bars."""
         if self.is_shown:
-            self.console.print(shown(text))
+            self.console.print(printable(text))
         else:
-            print_line(shown(text), stderr=True)
+            print_line(printable(text), stderr=True)
             sys.stderr.flush()
 
 
 def escaped(text: str) -> str:
     """The text with everything spelled out that is not printable, but for the ends of lines."""
-    return "\n".join(shown(line) for line in text.split("\n"))
+    return "\n".join(printable(line) for line in text.split("\n"))
 
 
 def load(*modules: str) -> None:
@@ -129,12 +129,12 @@ class NamesTable(Table):
 
     def add_row(self, *cells: Any, **options: Any) -> None:
         """Adds the row."""
-        super().add_row(*(shown(cell) if isinstance(cell, str) else cell for cell in cells), **options)
+        super().add_row(*(printable(cell) if isinstance(cell, str) else cell for cell in cells), **options)
 
 
 def new_table(title: str, *columns: str, caption: str | None = None) -> Table:
     """An empty table whose first column holds names and the others numbers, with a blank line above it."""
-    title = shown(title)
+    title = printable(title)
     wide_enough = min(len(title), 78)  # for the title, which is else broken at the width of the table
     above = f"\n{title}"
     table = NamesTable(title=above, caption=caption, title_justify="left", caption_justify="left", min_width=wide_enough)

@@ -14,7 +14,7 @@ from polaformer.cli.sweep_training import train_runs
 from polaformer.cli.sweep_view import SweepView
 from polaformer.extras import require
 from polaformer.recipes.registry import find
-from polaformer.regular_files import write_whole, writing
+from polaformer.regular_files import write_atomically, writing
 from polaformer.tasks.recipe import Recipe
 from polaformer.tasks.sweep import RESULTS, SweepRun, plan_runs, read_cells
 from polaformer.tasks.sweep_results import CellResult, ResultTable, SweepResults
@@ -117,8 +117,8 @@ class Sweep:
     def _write(self, results: SweepResults) -> None:
         as_json, as_csv = (self._folder / name for name in RESULTS)
         with writing(self._folder):
-            write_whole(as_json, to_json({"command": "sweep", "out": str(self._folder), **results.record()}))
-            write_whole(as_csv, results.csv())
+            write_atomically(as_json, to_json({"command": "sweep", "out": str(self._folder), **results.record()}))
+            write_atomically(as_csv, results.csv())
 
     def _print(self, results: SweepResults) -> None:
         if self.json:

@@ -1,1 +1,1 @@
-"""Bytes to samples: image folders, archives, array files, the bundled digits; decoding, order and augmentation."""
+"""Bytes to samples: image folders, archives, array files and bundled digits; decoding, order and augmentation."""

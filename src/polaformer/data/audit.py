@@ -1,4 +1,4 @@
-"""What is wrong with a data set: every image is read, and its bytes are compared with those of the others."""
+"""Finds the problems of a dataset: reads every image and compares its bytes with those of all others."""
 
 import hashlib
 import json
@@ -9,24 +9,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polaformer.data.sources.opening import Data, Source
+from polaformer.data.sources.source import DataSplits, Source
 from polaformer.errors import DataError, ImageError
 from polaformer.regular_files import read_regular
 
 FORMAT = "polaformer-data-1"
-AT_ONCE = 1024
+CHUNK_SIZE = 1024
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong with one image."""
+    """One problem with one image."""
 
     part: str
     image: str
     text: str
 
 
-class Looked(NamedTuple):
-    """An image that was looked at: its size in pixels, or what is wrong with it; the digest of its bytes, if it has any."""
+class Inspected(NamedTuple):
+    """The result for one image: its size in pixels, or the problem; the digest of its bytes, if they can be read."""
 
     size: tuple[int, int] | None
     problem: str | None
@@ -35,88 +35,91 @@ class Looked(NamedTuple):
 
 @dataclass
 class Report:
-    """What was found: facts of each part, problems, and the digest of every image."""
+    """The result of an audit: statistics of each split, problems, and the digest of every image."""
 
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     digests: dict[str, str] = field(default_factory=dict)
 
 
-def check(
-    data: Data, known: Mapping[str, str] | None = None, *, num_workers: int = 2, advance: Callable[[], object] = lambda: None
+def audit(
+    data: DataSplits,
+    known: Mapping[str, str] | None = None,
+    *,
+    num_workers: int = 2,
+    advance: Callable[[], object] = lambda: None,
 ) -> Report:
-    """Reads every image of all parts. known: digests that the images should have, by "part/name"; `advance` counts images."""
+    """Read every image of all splits. known: expected digests by "split/name"; advance: called once per image."""
     report = Report()
-    owners: dict[str, tuple[str, str, int]] = {}  # digest → part, image, label
-    for name, source in data.parts.items():
-        looked = _look_at_all(source, num_workers, advance)
-        report.parts[name] = _facts(source, looked)
-        for index, one in enumerate(looked):
-            _judge(report, owners, name, source, index, one)
+    owners: dict[str, tuple[str, str, int]] = {}  # digest → split, image, label
+    for name, source in data.splits.items():
+        inspected = _inspect_all(source, num_workers, advance)
+        report.parts[name] = _statistics(source, inspected)
+        for index, one in enumerate(inspected):
+            _record(report, owners, name, source, index, one)
     if known is not None:
         report.problems += _changes(known, report.digests)
     return report
 
 
 def read_manifest(path: Path) -> dict[str, str]:
-    """The digests that a manifest holds; raises DataError."""
+    """The digests in a manifest; raises DataError."""
     try:
         manifest = json.loads(read_regular(path))
         if manifest["format"] != FORMAT or not isinstance(manifest["sha256"], dict):
-            raise ValueError("it is of another kind")
+            raise ValueError("it has another format")
         return dict(manifest["sha256"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(f"{path} is no manifest of a data set: {error}; write one with --write-manifest") from error
+        raise DataError(f"{path} is not a dataset manifest: {error}; write one with --write-manifest") from error
 
 
 def write_manifest(path: Path, digests: Mapping[str, str]) -> None:
-    """Writes the digests of a data set."""
+    """Write the digests of a dataset."""
     path.write_text(json.dumps({"format": FORMAT, "sha256": dict(digests)}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _look_at_all(source: Source, num_workers: int, advance: Callable[[], object]) -> list[Looked]:
-    found = []
+def _inspect_all(source: Source, num_workers: int, advance: Callable[[], object]) -> list[Inspected]:
+    results = []
     with ThreadPoolExecutor(num_workers) as pool:
-        for start in range(0, len(source), AT_ONCE):  # a pool takes all its work at once
-            for looked in pool.map(lambda index: _look(source, index), range(start, min(start + AT_ONCE, len(source)))):
-                found.append(looked)
+        for start in range(0, len(source), CHUNK_SIZE):  # a pool would queue all images at once
+            for one in pool.map(lambda index: _inspect(source, index), range(start, min(start + CHUNK_SIZE, len(source)))):
+                results.append(one)
                 advance()
-    return found
+    return results
 
 
-def _look(source: Source, index: int) -> Looked:
+def _inspect(source: Source, index: int) -> Inspected:
     digest = None
     try:
         digest = hashlib.sha256(source.content(index)).hexdigest()
-        return Looked(source.read(index, 3).size, None, digest)
+        return Inspected(source.read(index, 3).size, None, digest)
     except ImageError as error:
-        return Looked(None, str(error), digest)
+        return Inspected(None, str(error), digest)
 
 
-def _judge(
-    report: Report, owners: dict[str, tuple[str, str, int]], part: str, source: Source, index: int, looked: Looked
+def _record(
+    report: Report, owners: dict[str, tuple[str, str, int]], split: str, source: Source, index: int, inspected: Inspected
 ) -> None:
-    image, label = source.name(index), source.labels[index]
-    if looked.digest is not None:
-        report.digests[f"{part}/{image}"] = looked.digest
-    if looked.problem is not None or looked.digest is None:
-        report.problems.append(Problem(part, image, looked.problem or "it cannot be read"))
+    """Add the digest and the problems of one image to the report. owners: the first image of each digest."""
+    image, label, digest = source.name(index), source.labels[index], inspected.digest
+    if digest is not None:
+        report.digests[f"{split}/{image}"] = digest
+    if inspected.problem is not None or digest is None:
+        report.problems.append(Problem(split, image, inspected.problem or "it cannot be read"))
         return
-    other_part, other, other_label = owners.setdefault(looked.digest, (part, image, label))
+    other_split, other, other_label = owners.setdefault(digest, (split, image, label))
     if other_label != label:
-        classes = source.classes
-        text = f"the same image as {other_part}, {other}, but {classes[label]!r} and not {classes[other_label]!r}"
-        report.problems.append(Problem(part, image, text))
-    elif other_part != part:
-        report.problems.append(
-            Problem(part, image, f"the same image as {other_part}, {other}: it is trained on and evaluated on")
-        )
+        was, now = source.classes[other_label], source.classes[label]
+        text = f"same image as {other_split}, {other}, but labelled {now!r}, not {was!r}"
+        report.problems.append(Problem(split, image, text))
+    elif other_split != split:
+        report.problems.append(Problem(split, image, f"same image as {other_split}, {other}: it is in both splits"))
 
 
-def _facts(source: Source, looked: list[Looked]) -> dict[str, Any]:
+def _statistics(source: Source, inspected: list[Inspected]) -> dict[str, Any]:
     images = Counter(dict.fromkeys(range(len(source.classes)), 0))
     images.update(source.labels)
-    sizes = [one.size for one in looked if one.size is not None]
+    sizes = [one.size for one in inspected if one.size is not None]
     widths, heights = [size[0] for size in sizes], [size[1] for size in sizes]
     span = f"{min(widths)}×{min(heights)} to {max(widths)}×{max(heights)}" if sizes else "none readable"
     by_size = images.most_common()

@@ -1,7 +1,7 @@
-"""Bytes to images: the only place that decodes. The header is read first, so that a bomb is refused before it swells.
+"""Bytes to images: the only decoder. It reads the header first and refuses decompression bombs before they expand.
 
-What is read: JPEG, PNG, WebP, BMP, GIF, TIFF, PPM; of several frames the first; turned upright as EXIF says; transparency is
-dropped, as torchvision and timm do; more than 8 bits a channel are scaled to 8.
+Formats: JPEG, PNG, WebP, BMP, GIF, TIFF, PPM. Of several frames it reads the first; it applies the EXIF orientation, drops
+transparency, as torchvision and timm do, and scales more than 8 bits per channel to 8.
 """
 
 import io
@@ -11,27 +11,27 @@ from os import PathLike
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from polaformer.errors import ImageError, shown
+from polaformer.errors import ImageError, printable
 from polaformer.regular_files import read_regular, reason
 
 MOST_PIXELS = 64_000_000
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
-_READ = f"{', '.join(FORMATS)} are read: fetch it again, or remove it from the data"
+_READ = f"{', '.join(FORMATS)} are supported: fetch it again, or remove it from the data"
 _SHRINK = "make it smaller, or remove it from the data"
 
-# Ours refuses what the first warns of; the second are about damaged notes of cameras, which do no harm.
+# Our own pixel limit replaces the first warning; the second are about damaged camera metadata, which is harmless.
 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImagePlugin")
 
 
 def read_image(path: str | PathLike[str], *, channels: int = 3, most_pixels: int = MOST_PIXELS) -> Image.Image:
-    """The image in a file, in RGB or, of one channel, in grey; raises ImageError."""
-    return decode(read_file(path), shown(path), channels=channels, most_pixels=most_pixels)
+    """The image in a file, as RGB (three channels) or greyscale (one); raises ImageError."""
+    return decode(read_file(path), printable(path), channels=channels, most_pixels=most_pixels)
 
 
 def read_file(path: str | PathLike[str]) -> bytes:
-    """The bytes of a file; raises ImageError, also for what might never end: pipes, devices, files beyond all images."""
+    """The bytes of a file; raises ImageError, also for what might never end: pipes, devices, oversized files."""
     try:
         return read_regular(path)
     except (OSError, ValueError) as error:
@@ -39,30 +39,30 @@ def read_file(path: str | PathLike[str]) -> bytes:
 
 
 def decode(content: bytes, name: str, *, channels: int = 3, most_pixels: int = MOST_PIXELS) -> Image.Image:
-    """The image that `content` encodes, in RGB or, of one channel, in grey; raises ImageError, which tells the name."""
+    """The image that `content` encodes, as RGB (three channels) or greyscale (one); raises ImageError, citing `name`."""
     if not content:
         raise ImageError(f"{name} is empty; fetch it again, or remove it from the data")
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             if image.width * image.height > most_pixels:
                 raise ImageError(
-                    f"{name} has {image.width}×{image.height} pixels, more than the {most_pixels:,} that are allowed; {_SHRINK}"
+                    f"{name} has {image.width}×{image.height} pixels, more than the {most_pixels:,} allowed; {_SHRINK}"
                 )
             image.load()
             return _as_mode(_upright(image), "RGB" if channels == 3 else "L")
     except ImageError:
         raise
-    except Image.DecompressionBombError as error:  # far more: Pillow does not even say how many
-        raise ImageError(f"{name} has more pixels than the {most_pixels:,} that are allowed; {_SHRINK}") from error
+    except Image.DecompressionBombError as error:  # far more: Pillow does not report how many
+        raise ImageError(f"{name} has more pixels than the {most_pixels:,} allowed; {_SHRINK}") from error
     except UnidentifiedImageError as error:
-        raise ImageError(f"{name} is no image that can be read; {_READ}") from error
+        raise ImageError(f"{name} is not a readable image; {_READ}") from error
     except Exception as error:
-        # A damaged file fails in many ways inside Pillow; none of them may pass as anything but a damaged file.
+        # A damaged file can raise nearly anything inside Pillow; report all of it as a damaged file.
         raise ImageError(f"{name} is damaged: {str(error) or type(error).__name__}; {_READ}") from error
 
 
 def from_array(pixels: np.ndarray, *, channels: int = 3) -> Image.Image:
-    """The image of an array of bytes, (height, width) or (height, width, 3), in RGB or in grey."""
+    """The image of a uint8 array, (height, width) or (height, width, 3), as RGB or greyscale."""
     return _as_mode(Image.fromarray(pixels), "RGB" if channels == 3 else "L")
 
 
@@ -70,7 +70,7 @@ def _upright(image: Image.Image) -> Image.Image:
     try:
         return ImageOps.exif_transpose(image)
     except Exception:
-        # Damaged notes of the camera; the pixels are whole.
+        # Damaged EXIF data; the pixels are intact.
         return image
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from polaformer.data.batch import Batch
-from polaformer.data.sources.opening import Source
+from polaformer.data.sources.source import Source
 from polaformer.data.transforms import Transform
 
 
@@ -31,7 +31,7 @@ class LabelledImage(NamedTuple):
 
 
 class ImageReader:
-    """The images of a source through a transform, with one channel or three."""
+    """Reads the images of a source through a transform, with three channels or one."""
 
     def __init__(self, source: Source, transform: Transform, *, channels: int) -> None:
         self.source, self.transform, self.channels = source, transform, channels
@@ -40,11 +40,11 @@ class ImageReader:
         return len(self.source)
 
     def read(self, index: int) -> LabelledImage:
-        """The image at a place, transformed; raises ImageError."""
+        """The image at `index`, transformed; raises ImageError."""
         return LabelledImage(self.transform(self.source.read(index, self.channels)), self.source.labels[index])
 
     def collate(self, samples: Sequence[LabelledImage], indices: list[int], bad: list[str]) -> LabelledImages:
-        """The images, perhaps none, as a batch."""
+        """The images, possibly none, as a batch."""
         return LabelledImages(
             images=torch.stack([one.image for one in samples]) if samples else torch.empty(0, self.channels, 1, 1),
             labels=torch.tensor([one.label for one in samples], dtype=torch.int64),

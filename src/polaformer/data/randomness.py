@@ -1,6 +1,6 @@
-"""Random draws as functions of names and numbers: no state of a generator is ever stored or carried on.
+"""Random draws as functions of names and numbers: no generator state is ever stored or carried over.
 
-Order and augmentation of data follow from (seed, epoch, index), dropout and drop path from (seed, step, rank).
+The order and augmentation of the data depend on (seed, epoch, index), dropout and drop path on (seed, step, rank).
 """
 
 import hashlib
@@ -13,13 +13,13 @@ import torch
 
 
 def derive(*parts: str | int) -> int:
-    """A seed of 63 bits that depends on every part; neighbouring numbers give unrelated seeds."""
+    """A 63-bit seed that depends on every part; neighbouring numbers give unrelated seeds."""
     digest = hashlib.sha256(",".join(str(part) for part in parts).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
 def reseed(seed: int) -> None:
-    """Sets the generators of Python, NumPy and PyTorch (of every device), from which models and mixup draw."""
+    """Seed the global generators of Python, NumPy and PyTorch (all devices), which models and mixup draw from."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
@@ -27,7 +27,7 @@ def reseed(seed: int) -> None:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """The generators of Python, NumPy and PyTorch (on the CPU) start from `seed` inside, and are as before afterwards."""
+    """Seed the global generators of Python, NumPy and PyTorch (CPU) inside the context, and restore them afterwards."""
     before = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
     random.seed(seed)
     np.random.seed(seed % 2**32)

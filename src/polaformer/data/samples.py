@@ -1,4 +1,4 @@
-"""Samples of any kind as batches, read ahead by worker processes. What is in a batch does not depend on their number."""
+"""Samples of any kind as batches, prefetched by worker processes. The number of workers does not affect the batches."""
 
 import signal
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -15,26 +15,26 @@ from polaformer.data.order import Key
 from polaformer.data.randomness import derive, seeded
 from polaformer.errors import DataError, SampleError
 
-MOST_REPLACEMENTS = 20  # in a row: by then the data are beyond repair
+MOST_REPLACEMENTS = 20  # in a row; beyond that the data are unusable
 
 
 class Reader(Protocol):
-    """Samples that can be read in any order, and made into batches; what a sample is, only the reader knows."""
+    """Reads samples in any order and collates them into batches; only the reader knows what a sample is."""
 
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> Any:
-        """The sample at a place; random draws come from the global generators. Raises SampleError where it is unusable."""
+        """The sample at `index`; random draws use the global generators. Raises SampleError if it is unusable."""
         ...
 
     def collate(self, samples: Sequence[Any], indices: list[int], bad: list[str]) -> Batch:
-        """The samples, perhaps none, as a batch; `indices` are their places, `bad` a line for each that could not be used."""
+        """The samples, possibly none, as a batch. indices: their indices; bad: one line per unusable sample."""
         ...
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What a reader gave, None if it cannot be used; its place, and what was wrong on the way."""
+    """What the reader returned (None if unusable), its index, and one line per unusable sample met on the way."""
 
     content: Any
     index: int
@@ -42,10 +42,10 @@ class Sample:
 
 
 class Samples(Dataset[Sample]):
-    """The samples of a reader by key; all their random draws follow from (seed, epoch, index).
+    """The samples of a reader by key; all their random draws depend on (seed, epoch, index) alone.
 
-    on_bad: "error" raises SampleError; "skip" takes another sample in its place, chosen by (seed, epoch, index), or, where
-    the order matters (replace=False, for evaluation), leaves it out.
+    on_bad: "error" raises SampleError for an unusable sample. "skip" replaces it by another, chosen by (seed, epoch, index);
+    with replace=False, for evaluation, it leaves the sample out.
     """
 
     def __init__(self, reader: Reader, *, seed: int, on_bad: str = "error", replace: bool = True) -> None:
@@ -66,7 +66,7 @@ class Samples(Dataset[Sample]):
                 if not self.replace:
                     return Sample(None, index, bad)
             index = derive("replacement", self.seed, key.epoch, key.index, attempt) % len(self.reader)
-        raise DataError(f"{MOST_REPLACEMENTS} samples in a row cannot be used, the last because {bad[-1]}; check the data")
+        raise DataError(f"{MOST_REPLACEMENTS} samples in a row are unusable, the last because {bad[-1]}; check the data")
 
     def _read(self, key: Key) -> Any:
         with seeded(derive("sample", self.seed, key.epoch, key.index)):
@@ -76,49 +76,48 @@ class Samples(Dataset[Sample]):
 def batches(
     samples: Samples, keys: Iterable[list[Key]], *, num_workers: int = 0, pin_memory: bool = False
 ) -> Generator[Any, None, None]:
-    """The batches of these keys, in their order, read ahead by worker processes, which end when this generator is closed."""
+    """The batches of these keys, in order, prefetched by worker processes, which end when this generator is closed."""
     loader = DataLoader(
-        _Telling(samples),
-        batch_sampler=_Keys(keys),
+        _ErrorsAsValues(samples),
+        batch_sampler=_BatchSampler(keys),
         num_workers=num_workers,
         collate_fn=partial(_collate, reader=samples.reader),
         pin_memory=pin_memory,
         worker_init_fn=_ignore_signals,
-        generator=torch.Generator(),  # the loader draws from it, and from nothing that training draws from
+        generator=torch.Generator(),  # so that the loader does not draw from the global generator
     )
     iterator = iter(loader)
     if num_workers:
-        _expect_deaths_here_only(iterator)
+        _detect_dead_workers_while_waiting(iterator)
     try:
         for batch in iterator:
             if isinstance(batch, DataError):
                 raise batch
             yield batch
     except (RuntimeError, ConnectionError, FileNotFoundError, EOFError) as error:
-        # A process that dies while it hands over a batch breaks the connection before it is missed.
+        # A worker that dies while it sends a batch breaks the connection before the loader notices its death.
         if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
             raise
         raise DataError(
-            "a process that reads data was ended by the system, perhaps for want of memory; use fewer (--num-workers)"
+            "a data loading process was killed by the system, possibly for lack of memory; use fewer (--num-workers)"
         ) from error
     finally:
-        # They ignore signals, so they have to be told; an exception on its way out may keep the iterator alive.
+        # Workers ignore signals, so shut them down here: a propagating exception may keep the iterator alive.
         if num_workers:
             iterator._shutdown_workers()  # type: ignore[attr-defined]
 
 
-def _expect_deaths_here_only(iterator: Any) -> None:
-    """Lets the death of a worker be found where its batch is waited for, within seconds.
+def _detect_dead_workers_while_waiting(iterator: Any) -> None:
+    """Let the death of a worker surface only where its batch is waited for, within seconds.
 
-    PyTorch would also raise an error from a signal handler, wherever the main process happens to be: in the middle of an update
-    or of a save.
+    PyTorch would also raise an error from a signal handler, wherever the main process is: even during an update or a save.
     """
     signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
     iterator._worker_pids_set = False
 
 
-class _Telling(Dataset[Sample | DataError]):
-    """The samples, with errors as values: raised in a worker process, they would come out with its traceback as their text."""
+class _ErrorsAsValues(Dataset[Sample | DataError]):
+    """The samples, with errors as values: raised in a worker, an error would arrive with a traceback as its message."""
 
     def __init__(self, samples: Samples) -> None:
         self.samples = samples
@@ -130,8 +129,8 @@ class _Telling(Dataset[Sample | DataError]):
             return error
 
 
-class _Keys:
-    """Lists of keys, as the loader wants them."""
+class _BatchSampler:
+    """The lists of keys, in the form that the loader expects."""
 
     def __init__(self, keys: Iterable[list[Key]]) -> None:
         self.keys = keys
@@ -141,15 +140,15 @@ class _Keys:
 
 
 def _ignore_signals(worker: int) -> None:
-    """Workers end with the process that they work for, which may first want to finish its step."""
+    """Workers end with their parent process, which may want to finish its step first."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
-def _collate(found: list[Sample | DataError], reader: Reader) -> Batch | DataError:
-    samples = [one for one in found if isinstance(one, Sample)]
-    if len(samples) < len(found):
-        return next(one for one in found if isinstance(one, DataError))
+def _collate(results: list[Sample | DataError], reader: Reader) -> Batch | DataError:
+    samples = [one for one in results if isinstance(one, Sample)]
+    if len(samples) < len(results):
+        return next(one for one in results if isinstance(one, DataError))
     usable = [sample for sample in samples if sample.content is not None]
     bad = [line for sample in samples for line in sample.bad]
     return reader.collate([sample.content for sample in usable], [sample.index for sample in usable], bad)

@@ -15,19 +15,19 @@ from polaformer.errors import SettingsError
 from polaformer.ops.grid import Grid
 
 Transform = Callable[[Image], Tensor]
-# How an image of another shape becomes a square: squeezed, as the authors evaluate, or cut, as timm and torchvision do.
+# How an image of another shape becomes a square: squashed, as the authors evaluate, or cropped, as timm and torchvision do.
 RESIZE = {"square": "squash", "shorter": "center"}
 INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming")
-LEAST_STD = 1e-6  # what is divided by it should stay finite
-LONGEST = 16  # longer side over shorter side, beyond which the ends of an image are cut off before it is resized
+LEAST_STD = 1e-6  # normalised pixels should stay finite
+MOST_ASPECT = 16  # longer over shorter side; images beyond this are cropped before they are resized
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How an image becomes what a model is evaluated on: told to `eval` and `predict` by the file of weights.
+    """How an image becomes the input of a model in evaluation; stored in the weights file for `eval` and `predict`.
 
-    resize: "square" squeezes the image to a square of img_size / crop_pct, "shorter" brings its shorter side to that; then the
-    middle of img_size is cut out. mean and std have one number a channel. Raises SettingsError for what makes no sense.
+    resize: "square" squashes the image to a square of img_size / crop_pct, "shorter" resizes its shorter side to that; then the
+    centre of img_size is cropped. mean and std have one number per channel. Raises SettingsError for invalid values.
     """
 
     img_size: Grid
@@ -46,7 +46,7 @@ class Preprocessing:
                 f"{', '.join(INTERPOLATIONS)}"
             )
         if not 0 < self.crop_pct <= 1:
-            raise SettingsError(f"crop_pct is {self.crop_pct}; give a share above 0, up to 1")
+            raise SettingsError(f"crop_pct is {self.crop_pct}; give a number in (0, 1]")
         if self.img_size[0] * self.img_size[1] > MOST_PIXELS * self.crop_pct**2:
             raise SettingsError(
                 f"img_size is {self.img_size} and crop_pct {self.crop_pct:g}, so images would be resized to more than "
@@ -54,19 +54,19 @@ class Preprocessing:
             )
         if len(self.mean) not in (1, 3) or len(self.std) != len(self.mean) or not all(map(isfinite, self.mean)):
             raise SettingsError(
-                f"mean is {self.mean} and std {self.std}; give one number for each of three channels, or of one"
+                f"mean is {self.mean} and std {self.std}; give one number per channel, for three channels or one"
             )
         if not all(LEAST_STD <= one < float("inf") for one in self.std):
-            raise SettingsError(f"std is {self.std}; give numbers of at least {LEAST_STD:g}")
+            raise SettingsError(f"std is {self.std}; give numbers ≥ {LEAST_STD:g}")
 
     @property
     def channels(self) -> int:
-        """Of the images: three, or one."""
+        """The number of image channels: three or one."""
         return len(self.mean)
 
     def transform(self) -> Transform:
-        """From an image to a tensor (channels, height, width)."""
-        made = create_transform(
+        """The transform from an image to a tensor (channels, height, width)."""
+        transform = create_transform(
             (self.channels, *self.img_size),
             is_training=False,
             crop_pct=self.crop_pct,
@@ -75,21 +75,23 @@ class Preprocessing:
             mean=self.mean,
             std=self.std,
         )
-        return made if self.resize == "square" else _OfTheMiddle(made, LONGEST * max(self.img_size) // min(self.img_size))
+        if self.resize == "square":
+            return transform
+        return _WithoutExtremeAspect(transform, MOST_ASPECT * max(self.img_size) // min(self.img_size))
 
 
 @dataclass(frozen=True)
-class _OfTheMiddle:
-    """A transform that cuts the middle out, of images that are too long to be resized by their shorter side.
+class _WithoutExtremeAspect:
+    """A transform preceded by a centre crop of images whose longer side exceeds `most_aspect` times the shorter.
 
-    1×65,535 pixels would become 256×16,776,960.
+    Resized by its shorter side, an image of 1×65,535 pixels would become 256×16,776,960.
     """
 
     transform: Transform
-    longest: int
+    most_aspect: int
 
     def __call__(self, image: Image) -> Tensor:
-        width, height = (min(side, self.longest * min(image.size)) for side in image.size)
+        width, height = (min(side, self.most_aspect * min(image.size)) for side in image.size)
         if (width, height) != image.size:
             left, top = (image.width - width) // 2, (image.height - height) // 2
             image = image.crop((left, top, left + width, top + height))
@@ -107,8 +109,8 @@ def training_transform(
     erase_prob: float,
     interpolation: str,
 ) -> Transform:
-    """Random crop, flip, RandAugment (or colour jitter where there is none) and erasing, from an image to a tensor."""
-    made: Any = create_transform(
+    """Random crop, flip, RandAugment (without it: colour jitter) and random erasing, from an image to a tensor."""
+    transform: Any = create_transform(
         (preprocessing.channels, *preprocessing.img_size),
         is_training=True,
         scale=scale,
@@ -122,12 +124,12 @@ def training_transform(
         re_prob=erase_prob,
         re_mode="pixel",
     )
-    _allow_no_bits(made)
-    return made
+    _allow_zero_bits(transform)
+    return transform
 
 
-def _allow_no_bits(transform: Any) -> None:
-    """Lets timm's strongest posterisation, which keeps no bits, give a black image again; since Pillow 13 it raises."""
+def _allow_zero_bits(transform: Any) -> None:
+    """Make timm's strongest posterize, which keeps zero bits, return a black image; since Pillow 13 it raises."""
     for step in transform.transforms:
         policies = getattr(step, "policy", None) or [getattr(step, "ops", [])]
         for operation in (operation for policy in policies for operation in policy):

@@ -37,7 +37,7 @@ def save_diverged_batch(
     about: the step, the rank of the process and the seed, which determine the draws of mixup, dropout and drop path.
     """
     target = folder / FOLDER / f"step-{about['step']:09d}-rank-{about['rank']}.safetensors"
-    stored = [part.stored(str(number)) for number, part in enumerate(parts)]
+    stored = [part.flatten(str(number)) for number, part in enumerate(parts)]
     tensors = {name: tensor for found, _ in stored for name, tensor in found.items()}
     known = {**about, "lr": error.lr, "loss": repr(error.loss), "grad_norm": repr(error.grad_norm), "names": names}
     known["parts"] = [outline for _, outline in stored]
@@ -54,7 +54,7 @@ def read(path: Path, kind: type[Batch]) -> tuple[list[Batch], dict[str, Any]]:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, it is not a dict
             about = json.loads(file.metadata()["about"])
         outlines = about["parts"] if "parts" in about else _outlines_from_names(tensors)
-        return [kind.restored(tensors, outline) for outline in outlines], about
+        return [kind.unflatten(tensors, outline) for outline in outlines], about
     except Exception as error:
         # safetensors and JSON raise errors of their own for foreign files.
         raise DataError(f"{path} is not the batch of a diverged step: {error}; give a file from {FOLDER}/") from error

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from polaformer.errors import DataError
-from polaformer.regular_files import NotRegularError, open_to_write, read_regular, reason, write_whole
+from polaformer.regular_files import NotRegularError, open_to_write, read_regular, reason, write_atomically
 
 NAME = "journal.jsonl"
 
@@ -78,7 +78,7 @@ def write_csv(folder: Path) -> Path:
     writer.writeheader()
     writer.writerows(rows)
     path = folder / "metrics.csv"
-    write_whole(path, text.getvalue())
+    write_atomically(path, text.getvalue())
     return path
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from polaformer.errors import DataError, SettingsError
-from polaformer.regular_files import open_to_write, read_regular, reason, write_whole, writing
+from polaformer.regular_files import open_to_write, read_regular, reason, write_atomically, writing
 from polaformer.training import checkpoint
 
 CONFIG, MODEL, CHECKPOINTS, LOCK = "config.json", "model.safetensors", "checkpoints", ".lock"
@@ -31,7 +31,7 @@ class Run:
         Run.check_new(folder)
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            write_whole(folder / CONFIG, json.dumps({"version": VERSION, **config}, indent=2, sort_keys=True) + "\n")
+            write_atomically(folder / CONFIG, json.dumps({"version": VERSION, **config}, indent=2, sort_keys=True) + "\n")
         return Run(folder)
 
     @staticmethod

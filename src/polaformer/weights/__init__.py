@@ -1,1 +1,1 @@
-"""Weights files: reading, checking and writing them, and what is refused. Knows no model."""
+"""Weights files: reading, checking, refusing and writing them. Knows no model."""

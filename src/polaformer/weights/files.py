@@ -1,6 +1,6 @@
-"""State dicts from files and into files. Nothing here runs code that a file brings.
+"""Reading and writing state dicts. Nothing here runs code from a file.
 
-Read: safetensors, and .pth files (the authors', a bare state dict, timm's) with PyTorch's restricted unpickler, which builds
+Reads safetensors, and .pth files (the authors', timm's, or a bare state dict) with PyTorch's restricted unpickler, which builds
 tensors and plain containers and refuses everything else.
 """
 
@@ -21,46 +21,46 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from polaformer.regular_files import open_regular, reason, too_large
+from polaformer.regular_files import open_regular, reason, too_large_reason
 from polaformer.weights.errors import WeightsError
-from polaformer.weights.pth import CONFIGURATION_CLASSES, check_pickle, ends_as_torch_writes
+from polaformer.weights.pth import CONFIGURATION_CLASSES, check_pickle, ends_with_central_directory
 
 StateDict = dict[str, Any]
 
 FORMAT = {"format": "polaformer", "version": "1"}
 WRAPPERS = ("model", "state_dict", "state_dict_ema", "model_ema", "module")  # keys under which files keep the state dict
-MOST_BYTES = 4 * 2**30  # of a weights file: the largest of these models with its optimizer and average needs a third
-MOST_WRAPPERS = 8  # how deep a state dict may lie in a file
+MOST_BYTES = 4 * 2**30  # of a weights file: the largest of these models needs a third, with optimizer and EMA
+MOST_WRAPPERS = 8  # how deeply a state dict may be nested
 NOT_PLAIN = "a sparse, quantised or meta tensor, or one with more elements than its storage holds"
-PREFIXES = ("module.", "_orig_mod.", "model.")  # before every name, where a wrapped model was saved
+PREFIXES = ("module.", "_orig_mod.", "model.")  # before every name, if a wrapped model was saved
 
 
 def read_state_dict(path: str | PathLike[str]) -> StateDict:
-    """The state dict of a safetensors or .pth file, on the CPU; raises WeightsError, and executes nothing."""
+    """The state dict of a safetensors or .pth file, on the CPU; raises WeightsError. Executes nothing."""
     path = Path(path)
     with _readable(path) as size:
         if _is_safetensors(path):
             return _read_safetensors(path)
-        state = state_dict_in(_read_pth(path), str(path))
+        state = extract_state_dict(_read_pth(path), str(path))
         check_storages(state, size, str(path))
         return state
 
 
 def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
-    """What a safetensors file says about itself; {} for other files; raises WeightsError."""
+    """The metadata of a safetensors file; {} for other files; raises WeightsError."""
     path = Path(path)
     with _readable(path):
         if not _is_safetensors(path):
             return {}
-        with _opened(path) as file:
+        with _open_safetensors(path) as file:
             return dict(file.metadata() or {})
 
 
 def write_safetensors(tensors: Mapping[str, Tensor], path: str | PathLike[str], metadata: Mapping[str, str]) -> None:
-    """Writes beside the target, then renames, so that a kill leaves the old file or the new one."""
+    """Write to a temporary file beside the target, then rename: a kill leaves either the old file or the new one."""
     target = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-    os.close(handle)
+    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    os.close(descriptor)
     try:
         save_file(dict(tensors), temporary, metadata=dict(metadata) | FORMAT)
         with open(temporary, "rb+") as file:
@@ -74,7 +74,7 @@ def write_safetensors(tensors: Mapping[str, Tensor], path: str | PathLike[str], 
 
 @contextmanager
 def _readable(path: Path) -> Iterator[int]:
-    """Looks at a file before it is opened, gives its size, and turns what the operating system says into WeightsError."""
+    """Check that a file can be read, yield its size, and turn an OSError raised inside the context into WeightsError."""
     try:
         if path.is_dir():
             raise WeightsError(f"{path} is a directory; give a .safetensors or .pth file")
@@ -83,7 +83,7 @@ def _readable(path: Path) -> Iterator[int]:
         if not size:
             raise WeightsError(f"{path} is empty; fetch or write it again")
         if size > MOST_BYTES:
-            raise OSError(too_large(size, MOST_BYTES))
+            raise OSError(too_large_reason(size, MOST_BYTES))
         yield size
     except WeightsError:
         raise
@@ -92,7 +92,7 @@ def _readable(path: Path) -> Iterator[int]:
 
 
 def _read_safetensors(path: Path) -> StateDict:
-    with _opened(path) as file:
+    with _open_safetensors(path) as file:
         metadata = file.metadata() or {}
         if metadata.get("format") == FORMAT["format"] and metadata.get("version") != FORMAT["version"]:
             raise WeightsError(
@@ -103,16 +103,16 @@ def _read_safetensors(path: Path) -> StateDict:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _open_safetensors(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, framework="pt") as file:
             yield file
     except SafetensorError as error:
-        raise WeightsError(f"{path} is not a whole safetensors file: {error}; fetch or write it again") from error
+        raise WeightsError(f"{path} is not a complete safetensors file: {error}; fetch or write it again") from error
 
 
 def _read_pth(path: Path) -> Any:
-    """The content of a file of torch.save, through the restricted unpickler and never through another."""
+    """The content of a torch.save file, through the restricted unpickler only."""
     pickled = _check_archive(path)
     try:
         with zipfile.ZipFile(path) as archive:
@@ -120,20 +120,20 @@ def _read_pth(path: Path) -> Any:
         with torch.serialization.safe_globals([(OrderedDict, name) for name in CONFIGURATION_CLASSES]):
             return torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
-        asked_for = re.search(r"GLOBAL:? (\S+)", str(error))
-        why = f"it asks for {asked_for[1]}" if asked_for else "it is not in the restricted form of pickle"
+        requested = re.search(r"GLOBAL:? (\S+)", str(error))
+        why = f"it asks for {requested[1]}" if requested else "its pickle is not of the restricted form"
         raise WeightsError(
             f"{path} holds more than tensors and plain containers ({why}); it was not loaded, and nothing in it was run. "
             "If you trust its origin, save its state dict alone, as safetensors"
         ) from error
     except Exception as error:
-        # A damaged file fails in many ways inside torch; none of them may pass as anything but a damaged file.
+        # A damaged file can raise nearly anything inside torch; report all of it as a damaged file.
         what = (str(error).splitlines() or [type(error).__name__])[0]
         raise WeightsError(f"{path} is damaged: {what}; fetch or write it again") from error
 
 
 def _check_archive(path: Path) -> str:
-    """The name of its pickle; raises unless it is a zip archive as torch.save writes it: not compressed, so it cannot swell."""
+    """The name of its pickle; raises unless it is a zip archive as torch.save writes it: uncompressed, so it cannot expand."""
     try:
         is_archive = zipfile.is_zipfile(path)
         if is_archive:
@@ -143,18 +143,18 @@ def _check_archive(path: Path) -> str:
         raise WeightsError(f"{path} is damaged: {error}; fetch or write it again") from error
     if not is_archive:
         raise WeightsError(
-            f"{path} is neither a safetensors file nor a whole file of torch.save (of torch 1.6 or later); "
+            f"{path} is neither a safetensors file nor a complete torch.save file (torch 1.6 or later); "
             "fetch it again, or save its state dict as safetensors"
         )
-    if not ends_as_torch_writes(path):
-        raise WeightsError(f"{path} does not end with its list of contents, as files of torch.save do; it was not loaded")
+    if not ends_with_central_directory(path):
+        raise WeightsError(f"{path} does not end with its central directory, as torch.save files do; it was not loaded")
     names = [entry.filename for entry in entries]
     root = names[0].partition("/")[0] if names else ""
-    # torch takes the folder of the first name and looks for the others below it, whatever their case.
-    is_usual = all(name.startswith(f"{root}/") and ".." not in name.split("/") for name in names)
-    is_usual = is_usual and names == [entry.orig_filename for entry in entries]
-    if not root or not is_usual or len({name.lower() for name in names}) < len(names):
-        raise WeightsError(f"{path} names its parts twice or outside of itself, as torch.save does not; it was not loaded")
+    # torch takes the directory of the first name and looks for the others in it, ignoring case.
+    is_regular = all(name.startswith(f"{root}/") and ".." not in name.split("/") for name in names)
+    is_regular = is_regular and names == [entry.orig_filename for entry in entries]
+    if not root or not is_regular or len({name.lower() for name in names}) < len(names):
+        raise WeightsError(f"{path} has duplicate entries or some outside its root, unlike torch.save files; it was not loaded")
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise WeightsError(f"{path} is a compressed archive, which torch.save does not write; it was not loaded")
     if sum(entry.file_size for entry in entries) > path.stat().st_size:
@@ -163,14 +163,14 @@ def _check_archive(path: Path) -> str:
 
 
 def _is_safetensors(path: Path) -> bool:
-    """By content: a header length of 8 bytes, then JSON; by name if it is too short to tell."""
+    """By content: an 8-byte header length, then JSON; by extension if that does not decide."""
     with open_regular(path) as file:
         start = file.read(9)
     return (len(start) == 9 and start[8:] == b"{" and start[:2] != b"PK") or path.suffix == ".safetensors"
 
 
-def state_dict_in(content: Any, origin: str = "the state dict") -> StateDict:
-    """The state dict in what a file holds: the content itself, or what lies under one of the usual keys."""
+def extract_state_dict(content: Any, origin: str = "the state dict") -> StateDict:
+    """The state dict in the content of a file: the content itself, or the value under one of the usual keys."""
     for _ in range(MOST_WRAPPERS):
         inside = [content[key] for key in WRAPPERS if isinstance(content, Mapping) and isinstance(content.get(key), Mapping)]
         content = inside[0] if inside else content
@@ -178,23 +178,23 @@ def state_dict_in(content: Any, origin: str = "the state dict") -> StateDict:
         kind = "an empty mapping" if isinstance(content, Mapping) else f"a {type(content).__name__}"
         raise WeightsError(f"{origin} holds {kind}; a mapping from names to tensors is needed")
     for key, value in content.items():
-        if not isinstance(key, str) or not is_plain(value):
+        if not isinstance(key, str) or not is_plain_tensor(value):
             kind = f"a {type(value).__name__}" if not isinstance(value, Tensor) else NOT_PLAIN
             raise WeightsError(
-                f"{origin} holds no state dict: {key!r} is {kind if isinstance(key, str) else 'no name'}; "
+                f"{origin} holds no state dict: {key!r} is {kind if isinstance(key, str) else 'not a name'}; "
                 f"a mapping from names to plain tensors is needed, bare or under {', '.join(WRAPPERS)}"
             )
-    # Saved from inside DistributedDataParallel, torch.compile or timm's wrapper for features.
-    found = dict(content)
-    while prefix := next((one for one in PREFIXES if all(key.startswith(one) for key in found)), None):
-        found = {key.removeprefix(prefix): value for key, value in found.items()}
-    return found
+    # Saved from inside DistributedDataParallel, torch.compile or timm's feature wrapper.
+    state = dict(content)
+    while prefix := next((one for one in PREFIXES if all(key.startswith(one) for key in state)), None):
+        state = {key.removeprefix(prefix): value for key, value in state.items()}
+    return state
 
 
-def is_plain(value: Any) -> bool:
-    """Whether it is a dense tensor whose elements all lie in memory.
+def is_plain_tensor(value: Any) -> bool:
+    """Whether it is a dense tensor whose storage holds all its elements.
 
-    One with strides of 0 takes a few bytes in a file and any number of them once it is copied.
+    A tensor with strides of 0 takes a few bytes in a file, and any number of them once copied.
     """
     if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_quantized or value.is_meta:
         return False
@@ -202,7 +202,7 @@ def is_plain(value: Any) -> bool:
 
 
 def check_storages(state: StateDict, size: int, origin: str) -> None:
-    """Raises WeightsError where tensors take more memory than the file has bytes: something in it made them larger."""
+    """Raise WeightsError if the tensors take more memory than the file has bytes, which a genuine file never does."""
     stored = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in state.values()}
     if sum(stored.values()) > size:
         raise WeightsError(f"{origin} has {size:,} bytes, but its tensors take {sum(stored.values()):,}; it was not loaded")

@@ -1,4 +1,4 @@
-"""Data sets in the form of Hugging Face, from a folder of this machine, through timm's reader."""
+"""Hugging Face datasets, from a local folder, through timm's reader."""
 
 import os
 from pathlib import Path
@@ -11,15 +11,15 @@ from polaformer.data.sources.arrow import is_plain_stream
 from polaformer.data.sources.parquet import unpacked_size
 from polaformer.errors import DataError, ImageError
 from polaformer.extras import require
-from polaformer.regular_files import MOST_BYTES, too_large
+from polaformer.regular_files import MOST_BYTES, too_large_reason
 
 PARQUET, PACKED = (".parquet", ".geoparquet", ".gpq"), (".zip", ".tar", ".h5", ".hdf5", ".lance", ".vortex")
-# What a file may become in memory: so many bytes, or so many times its size.
+# Limit of a file's size in memory: this many bytes, or this many times its size on disk, whichever is larger.
 MOST_UNPACKED, HIGHEST_RATIO = 2**28, 20
 
 
 class HuggingFace:
-    """One split, its images under `image` and its labels under `label`."""
+    """One split, with images in column `image` and labels in column `label`."""
 
     def __init__(self, root: Path, split: str) -> None:
         from timm.data.readers.reader_hfds import ReaderHfds
@@ -29,16 +29,16 @@ class HuggingFace:
         by_label = sorted((label, name) for name, label in self.reader.class_to_idx.items())
         self.classes = tuple(name for _, name in by_label)
         given = list(self.reader.dataset["label"])
-        unknown = [place for place, label in enumerate(given) if label is None or not 0 <= label < len(self.classes)]
-        if unknown:
-            raise DataError(f"{root}: {len(unknown)} images have no label, first {self.name(unknown[0])}; remove or label them")
+        missing = [index for index, label in enumerate(given) if label is None or not 0 <= label < len(self.classes)]
+        if missing:
+            raise DataError(f"{root}: {len(missing)} images have no label, first {self.name(missing[0])}; remove or label them")
         self.labels = [int(label) for label in given]
 
     def __len__(self) -> int:
         return len(self.reader)
 
     def name(self, index: int) -> str:
-        """The split and the place in it."""
+        """The split and the index in it."""
         return f"{self.split}/{index}"
 
     def read(self, index: int, channels: int) -> Image:
@@ -46,25 +46,25 @@ class HuggingFace:
         return decode(self.content(index), self.name(index), channels=channels)
 
     def content(self, index: int) -> bytes:
-        """The bytes of the file, stored in its row or in a file of its own."""
+        """The bytes of the image file, stored in its row or separately."""
         row = self.reader.dataset.data.column("image")[index]
         path = row["path"].as_py() if row.is_valid else None
         if row.is_valid and row["bytes"].is_valid and (size := row["bytes"].as_buffer().size):
             if size > MOST_BYTES:
-                raise ImageError(f"{self.name(index)} cannot be read: {too_large(size, MOST_BYTES)}; check the data set")
+                raise ImageError(f"{self.name(index)} cannot be read: {too_large_reason(size, MOST_BYTES)}; check the dataset")
             return row["bytes"].as_py()
         if not path:
-            raise ImageError(f"{self.name(index)} cannot be read: it is missing; check the data set")
+            raise ImageError(f"{self.name(index)} cannot be read: it is missing; check the dataset")
         return read_file(path)
 
 
 def open_splits(folder: str) -> tuple[HuggingFace, HuggingFace | None]:
-    """The training split, and the validation or test split where there is one; raises DataError. Nothing is downloaded."""
+    """The training split and, if there is one, the validation or test split; raises DataError. Nothing is downloaded."""
     require("data", "datasets")
-    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # a data set may name files in the network
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # a dataset may refer to remote files
     root = Path(folder)
     if not folder or not root.is_dir():
-        raise DataError(f"there is no folder {folder}; download the data set first, and give its folder after hfds:")
+        raise DataError(f"there is no folder {folder}; download the dataset first, and give its folder after hfds:")
     _check_files(root)
     splits = _split_names(root)
     if "train" not in splits:
@@ -77,25 +77,25 @@ def open_splits(folder: str) -> tuple[HuggingFace, HuggingFace | None]:
 def _open(root: Path, split: str) -> HuggingFace:
     try:
         found = HuggingFace(root, split)
-        # The reader adds the column where there is none.
+        # The reader adds the column if it is missing.
         if found.reader.dataset.data.column("image").null_count == len(found):
             raise ValueError("there are no images")
         return found
     except DataError:
         raise
     except Exception as error:
-        # The library raises whatever its readers raise.
+        # The package raises whatever its readers raise.
         raise DataError(
             f"{root} has no column 'image' of images and 'label' of classes ({_line(error)}); rename them"
         ) from error
 
 
 def _check_files(root: Path) -> None:
-    """Raises for what the package `datasets` would wait for forever, or unpack until memory or the disk is full."""
+    """Raise DataError for files that `datasets` would wait for forever, or unpack until memory or the disk is full."""
     seen: set[str] = set()
     for folder, folders, names in os.walk(root, followlinks=True):
         where = os.path.realpath(folder)
-        if where in seen:  # a link back
+        if where in seen:  # a link to a parent
             folders.clear()
             continue
         seen.add(where)
@@ -108,39 +108,37 @@ def _problem(path: Path) -> str | None:
     from datasets.utils.extract import Extractor
 
     if not path.is_file():
-        return "is not a regular file; remove it from the data set"
-    ending = path.suffix.lower()
-    if ending in EXTENSIONS:
-        return None  # read here, one at a time
-    about = path.stat()
-    on_disk = min(about.st_size, getattr(about, "st_blocks", about.st_size) * 512)
-    if ending in PARQUET:
+        return "is not a regular file; remove it from the dataset"
+    extension = path.suffix.lower()
+    if extension in EXTENSIONS:
+        return None  # read one at a time, by `content`
+    status = path.stat()
+    on_disk = min(status.st_size, getattr(status, "st_blocks", status.st_size) * 512)
+    if extension in PARQUET:
         most = max(MOST_UNPACKED, HIGHEST_RATIO * on_disk)
         try:
             unpacked = unpacked_size(path, most)
         except Exception as error:
-            return f"is no whole Parquet file ({_line(error)}); fetch it again"
+            return f"is not a complete Parquet file ({_line(error)}); fetch it again"
         if unpacked > most:
-            return (
-                f"would take {unpacked:,} bytes in memory, more than the {most:,} that are allowed; store its images as files"
-            )
-    elif about.st_size > max(MOST_BYTES, on_disk):
-        return f"cannot be read: {too_large(about.st_size, max(MOST_BYTES, on_disk))}; remove it from the data set"
-    elif ending == ".arrow":
-        return _problem_of_arrow(path)
-    elif ending in PACKED or Extractor.infer_extractor_format(path):
-        return "is an archive or compressed; unpack it, and remove it from the data set"
+            return f"would take {unpacked:,} bytes in memory, more than the {most:,} allowed; store its images as files"
+    elif status.st_size > max(MOST_BYTES, on_disk):
+        return f"cannot be read: {too_large_reason(status.st_size, max(MOST_BYTES, on_disk))}; remove it from the dataset"
+    elif extension == ".arrow":
+        return _arrow_problem(path)
+    elif extension in PACKED or Extractor.infer_extractor_format(path):
+        return "is an archive or compressed; unpack it, and remove it from the dataset"
     return None
 
 
-def _problem_of_arrow(path: Path) -> str | None:
+def _arrow_problem(path: Path) -> str | None:
     try:
         if is_plain_stream(path):
             return None
-        what = "it is compressed, or has columns of other types than numbers, texts, structures and lists"
+        what = "it is compressed, or has columns of types other than numbers, strings, structs and lists"
     except Exception as error:
         what = _line(error)
-    return f"is no Arrow stream that can be used: {what}; write it again with Dataset.to_parquet"
+    return f"is not a usable Arrow stream: {what}; write it again with Dataset.to_parquet"
 
 
 def _split_names(root: Path) -> list[str]:
@@ -149,7 +147,7 @@ def _split_names(root: Path) -> list[str]:
     try:
         found: Any = datasets.get_dataset_split_names(str(root))
     except Exception as error:
-        raise DataError(f"{root} is no data set that the package `datasets` can read: {_line(error)}; check it") from error
+        raise DataError(f"{root} is not a dataset that the package `datasets` can read: {_line(error)}; check it") from error
     return list(found)
 
 

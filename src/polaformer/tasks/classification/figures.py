@@ -8,7 +8,7 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from polaformer.data.sources.opening import Source
+from polaformer.data.sources.source import Source
 from polaformer.data.transforms import Preprocessing
 from polaformer.errors import ImageError
 from polaformer.tasks.classification.objective import Counts

@@ -14,10 +14,11 @@ from polaformer.backbones.backbone import Backbone
 from polaformer.backbones.loading import load_weights, model_metadata
 from polaformer.backbones.recognition import num_classes_of
 from polaformer.data.labelled_images import ImageReader, LabelledImages
-from polaformer.data.order import Order, Share
+from polaformer.data.order import EvaluationOrder, Order
 from polaformer.data.randomness import derive, reseed
 from polaformer.data.samples import Samples, batches
-from polaformer.data.sources.opening import DIGITS, Data, digest_of_names, open_data
+from polaformer.data.sources.opening import DIGITS, open_data
+from polaformer.data.sources.source import DataSplits, digest_of_names
 from polaformer.data.transforms import Preprocessing, Transform, training_transform
 from polaformer.errors import SettingsError, raise_all
 from polaformer.tasks.classification import figures
@@ -36,7 +37,7 @@ class ClassificationJob:
 
     batch_class = LabelledImages
 
-    def __init__(self, recipe: ClassificationRecipe, *, data: Data | None = None) -> None:
+    def __init__(self, recipe: ClassificationRecipe, *, data: DataSplits | None = None) -> None:
         self.recipe = recipe
         checks = [lambda: check_settings(recipe), lambda: _check_model(recipe), lambda: _augmentation(recipe)]
         raise_all(recipe.problems(), checks)
@@ -56,7 +57,7 @@ class ClassificationJob:
     @property
     def splits(self) -> tuple[str, ...]:
         """The validation split, evaluated while training, and the test split, evaluated at the end, if there is one."""
-        return tuple(name for name in self.data.parts if name != "train")
+        return tuple(name for name in self.data.splits if name != "train")
 
     def check_processes(self, world: int) -> None:
         """Raises SettingsError unless `world` processes can share the work."""
@@ -76,15 +77,15 @@ class ClassificationJob:
         recipe = self.recipe
         reader = ImageReader(self.data.train, _augmentation(recipe), channels=self.preprocessing.channels)
         samples = Samples(reader, seed=recipe.seed, on_bad=recipe.on_bad_image)
-        keys = self.order.parts(first_step, rank=rank, world=world, accumulation=recipe.accumulation)
+        keys = self.order.micro_batches(first_step, rank=rank, world=world, accumulation=recipe.accumulation)
         return batches(samples, keys, num_workers=recipe.num_workers, pin_memory=torch.cuda.is_available())
 
     def evaluation_batches(self, split: str, rank: int, world: int) -> Generator[LabelledImages, None, None]:
         """The images of a split that this process evaluates: its share, each image once."""
-        source = self.data.part(split)
+        source = self.data.split(split)
         reader = ImageReader(source, self.preprocessing.transform(), channels=self.preprocessing.channels)
         samples = Samples(reader, seed=self.recipe.seed, on_bad=self.recipe.on_bad_image, replace=False)
-        share = Share(len(source), max(1, self.recipe.batch_size // (world * self.recipe.accumulation)), rank, world)
+        share = EvaluationOrder(len(source), max(1, self.recipe.batch_size // (world * self.recipe.accumulation)), rank, world)
         return batches(samples, share, num_workers=self.recipe.num_workers, pin_memory=torch.cuda.is_available())
 
     def name(self, index: int) -> str:
@@ -104,8 +105,8 @@ class ClassificationJob:
 
     def data_fingerprint(self) -> dict[str, Any]:
         """The number of images in each part, and a digest of their names and labels."""
-        digests = {name: digest_of_names(source) for name, source in self.data.parts.items()}
-        return {"images": {name: len(source) for name, source in self.data.parts.items()}, "names": digests}
+        digests = {name: digest_of_names(source) for name, source in self.data.splits.items()}
+        return {"images": {name: len(source) for name, source in self.data.splits.items()}, "names": digests}
 
     def needs(self, part: int) -> dict[str, Any]:
         """Images, classes and memory of a training run."""

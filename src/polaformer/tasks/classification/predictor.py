@@ -15,11 +15,12 @@ from polaformer.backbones.loading import load_weights, save_weights
 from polaformer.backbones.recognition import model_of_file
 from polaformer.data.images import read_image
 from polaformer.data.labelled_images import ImageReader
-from polaformer.data.order import Share
+from polaformer.data.order import EvaluationOrder
 from polaformer.data.samples import Samples, batches
-from polaformer.data.sources.opening import DIGITS, Source, open_data
+from polaformer.data.sources.opening import DIGITS, open_data
+from polaformer.data.sources.source import Source
 from polaformer.data.transforms import Preprocessing
-from polaformer.errors import DataError, SettingsError, shown
+from polaformer.errors import DataError, SettingsError, printable
 from polaformer.tasks.classification.objective import CrossEntropy
 from polaformer.tasks.classification.recipe import ClassificationRecipe
 from polaformer.tasks.classification.task import ClassificationEvaluation, ClassificationPrediction
@@ -67,8 +68,8 @@ class Classifier:
         reader = ImageReader(source, preprocessing.transform(), channels=preprocessing.channels)
         samples = Samples(reader, seed=0, on_bad=options.on_bad_image, replace=False)
 
-        def share(rank: int, world: int) -> Share:
-            return Share(len(source), options.batch_size, rank, world)
+        def share(rank: int, world: int) -> EvaluationOrder:
+            return EvaluationOrder(len(source), options.batch_size, rank, world)
 
         return Evaluation(
             CrossEntropy(len(self.classes)),
@@ -85,7 +86,7 @@ class Classifier:
             images = {}
             for path in inputs[start : start + BATCH_SIZE]:
                 try:
-                    images[shown(path)] = read_image(path, channels=self.preprocessing.channels)
+                    images[printable(path)] = read_image(path, channels=self.preprocessing.channels)
                 except DataError as error:
                     unreadable.append(str(error))
                 advance()
@@ -108,9 +109,9 @@ class Classifier:
 
 def _open_split(options: ClassificationEvaluation, recipe: ClassificationRecipe | None) -> Source:
     if options.data is not None:
-        return open_data(options.data, val_share=options.val_share).part(options.split)
+        return open_data(options.data, val_share=options.val_share).split(options.split)
     assert recipe is not None, "neither data nor a run that names them"
-    return open_data(recipe.data or DIGITS, val_share=recipe.val_share).part(options.split)
+    return open_data(recipe.data or DIGITS, val_share=recipe.val_share).split(options.split)
 
 
 def _check_classes(classes: tuple[str, ...], source: Source) -> None:
@@ -123,7 +124,7 @@ def _check_classes(classes: tuple[str, ...], source: Source) -> None:
 
 
 def _list_names(names: tuple[str, ...]) -> str:
-    return ", ".join(shown(name) for name in names[:3]) + (", …" if len(names) > 3 else "")
+    return ", ".join(printable(name) for name in names[:3]) + (", …" if len(names) > 3 else "")
 
 
 def classifier_metadata(classes: Sequence[str], preprocessing: Preprocessing) -> dict[str, str]:

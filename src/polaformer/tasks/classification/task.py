@@ -110,12 +110,12 @@ class Classification(Task):
         self, data: str, options: ClassificationCheck, known: Mapping[str, str] | None, begin: Callable[[int], Advance]
     ) -> Audit:
         """Reads every image of all parts."""
-        from polaformer.data.audit import check
+        from polaformer.data.audit import audit
         from polaformer.data.sources.opening import open_data
 
         found = open_data(data, val_share=options.val_share)
-        advance = begin(sum(len(source) for source in found.parts.values()))
-        report = check(found, known, num_workers=options.num_workers, advance=advance)
+        advance = begin(sum(len(source) for source in found.splits.values()))
+        report = audit(found, known, num_workers=options.num_workers, advance=advance)
         return Audit(report.parts, [problem._asdict() for problem in report.problems], report.digests)
 
     def models(self, pattern: str, attention: Sequence[str]) -> ListedModels:

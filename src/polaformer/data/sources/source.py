@@ -1,0 +1,87 @@
+"""The interface that every kind of labelled images implements, its splits, and subsets of it."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Protocol
+
+from PIL.Image import Image
+
+from polaformer.errors import SettingsError
+
+
+class Source(Protocol):
+    """Labelled images that can be read in any order."""
+
+    classes: tuple[str, ...]
+    labels: list[int]
+
+    def __len__(self) -> int: ...
+
+    def name(self, index: int) -> str:
+        """The name of the image in messages, usually its path."""
+        ...
+
+    def read(self, index: int, channels: int) -> Image:
+        """The image, with three channels or one; raises ImageError."""
+        ...
+
+    def content(self, index: int) -> bytes:
+        """The bytes of the image as stored."""
+        ...
+
+
+@dataclass(frozen=True)
+class DataSplits:
+    """Images to train on, to validate on and, optionally, to test on; all splits have the same classes."""
+
+    train: Source
+    val: Source
+    test: Source | None = None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The class names."""
+        return self.train.classes
+
+    @property
+    def splits(self) -> dict[str, Source]:
+        """The existing splits by name."""
+        return {"train": self.train, "val": self.val} | ({} if self.test is None else {"test": self.test})
+
+    def split(self, name: str) -> Source:
+        """The split of that name; raises SettingsError."""
+        if name not in self.splits:
+            raise SettingsError(f"there is no split {name!r} (--split); the data have {', '.join(self.splits)}")
+        return self.splits[name]
+
+
+class Subset:
+    """The images of a source at `indices`, in that order."""
+
+    def __init__(self, source: Source, indices: list[int]) -> None:
+        self.source, self.indices = source, indices
+        self.classes = source.classes
+        self.labels = [source.labels[index] for index in indices]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def name(self, index: int) -> str:
+        """The name of the image in messages."""
+        return self.source.name(self.indices[index])
+
+    def read(self, index: int, channels: int) -> Image:
+        """The image."""
+        return self.source.read(self.indices[index], channels)
+
+    def content(self, index: int) -> bytes:
+        """The bytes of the image as stored."""
+        return self.source.content(self.indices[index])
+
+
+def digest_of_names(source: Source) -> str:
+    """A digest of the class names and of the names and labels of all images, in order."""
+    digest = hashlib.sha256("\n".join(source.classes).encode("utf-8", "backslashreplace"))
+    for index, label in enumerate(source.labels):
+        digest.update(f"{source.name(index)}\0{label}\n".encode("utf-8", "backslashreplace"))
+    return digest.hexdigest()
