@@ -226,17 +226,17 @@ def predict(*more: str, image: str = "good.png", checkpoint: str = "run") -> lis
 GIVE_DATA = "give a folder of class folders, a .tar, an .npz, hfds:FOLDER, or 'digits'"
 TRAIN: dict[str, Case] = {
     "no recipe": Case(["train"], USAGE, ["no recipe given; choose one of: digits/pola-vit-tiny"]),
-    "an option before the recipe": Case(["train", "--epochs", "1"], USAGE, ["the recipe comes first, but '--epochs' does"]),
+    "an option before the recipe": Case(["train", "--epochs", "1"], USAGE, ["'--epochs' comes before the recipe; name the recipe first"]),
     "an unknown recipe": Case(
         ["train", "digits/pola-vit-tinny"],
         USAGE,
         ["there is no recipe 'digits/pola-vit-tinny'; did you mean 'digits/pola-vit-tiny'?"],
     ),
     "an unknown option": Case(train(epoch=3), USAGE, ["there is no option --epoch; did you mean '--epochs'?"]),
-    "a word alone": Case(["train", "digits/pola-vit-tiny", "fast"], USAGE, ["'fast' stands alone; options are --name VALUE"]),
+    "a word alone": Case(["train", "digits/pola-vit-tiny", "fast"], USAGE, ["unexpected argument 'fast'; options are --name VALUE"]),
     "a word too many": Case(train("fast"), USAGE, ["--out is new fast; give a string"]),
     "an option twice": Case(train("--epochs", "2"), USAGE, ["--epochs is given twice"]),
-    "an option without a value": Case(train("--seed"), USAGE, ["--seed is nothing; give a whole number"]),
+    "an option without a value": Case(train("--seed"), USAGE, ["--seed is empty; give a whole number"]),
     "several at once": Case(
         train(epochs=0, lr="x", batch_size=-2, hflip=3, optimiser="sgd"),
         USAGE,
@@ -452,7 +452,7 @@ EVAL: dict[str, Case] = {
     "an unknown precision": Case(evaluate("--precision", "fp8"), USAGE, ["--precision"]),
     "an unknown way to resize": Case(evaluate("--resize", "longer"), USAGE, ["--resize"]),
     "weights without data": Case(
-        evaluate(checkpoint="weights.safetensors"), USAGE, ["weights.safetensors belongs to no run", "give them with --data"]
+        evaluate(checkpoint="weights.safetensors"), USAGE, ["weights.safetensors belongs to no run", "give it with --data"]
     ),
     "data of other classes": Case(
         evaluate("--data", "photos"), USAGE, ["the data have the 2 classes one, zero, the model has the 10 classes 0, 1, 2, …"]
@@ -477,7 +477,7 @@ EVAL: dict[str, Case] = {
     ),
 }
 PREDICT: dict[str, Case] = {
-    "no images": Case(["predict", "--checkpoint", "run"], USAGE, ["no inputs given; name one or more files"]),
+    "no images": Case(["predict", "--checkpoint", "run"], USAGE, ["no inputs given; name at least one file"]),
     "no checkpoint": Case(["predict", "good.png"], USAGE, ["--checkpoint"]),
     "no classes": Case(predict("--top", "0"), USAGE, ["--top is 0; give a whole number of at least 1"]),
     "a text as a number": Case(predict("--top", "many"), USAGE, ["--top"]),
@@ -503,12 +503,12 @@ CHECK: dict[str, Case] = {
     "a manifest below a file": Case(
         ["check", "photos", "--write-manifest", "file.txt/m.json"],
         CANNOT_WRITE,
-        ["cannot write to file.txt/m.json: there is no folder"],
+        ["cannot write to file.txt/m.json: there is no directory"],
     ),
 }
 DEMO: dict[str, Case] = {
-    "no epochs": Case(["demo", "--epochs", "0"], USAGE, ["--epochs is 0; give a whole number from 1 to 10,000"]),
-    "a negative seed": Case(["demo", "--seed", "-1"], USAGE, ["--seed is -1; give a whole number from 0 to"]),
+    "no epochs": Case(["demo", "--epochs", "0"], USAGE, ["--epochs is 0; give an integer from 1 to 10,000"]),
+    "a negative seed": Case(["demo", "--seed", "-1"], USAGE, ["--seed is -1; give an integer from 0 to"]),
     "a text as a number": Case(["demo", "--epochs", "many"], USAGE, ["--epochs"], by_parser=True),
     "an unknown option": Case(["demo", "--epoch", "1"], USAGE, ["--epochs"], by_parser=True),
     "a folder that is a file": Case(

@@ -132,11 +132,11 @@ def test_convert_resizes_to_the_model_that_is_asked_for(capsys: pytest.CaptureFi
     [
         (["{tmp}/none.pth", "{tmp}/out.safetensors"], 2, "there is no file"),
         (["{tmp}/small.pth", "{tmp}/out.pth"], 2, "give a name that ends in .safetensors"),
-        (["{tmp}/small.pth", "{tmp}/none/out.safetensors"], 2, "there is no folder"),
+        (["{tmp}/small.pth", "{tmp}/none/out.safetensors"], 2, "there is no directory"),
         (
             ["{tmp}/small.pth", "{tmp}/out.safetensors"],
             65,
-            "no model of ours as it stands; say which one it is for",
+            "match none of our models exactly; name the model with --model",
         ),
         (["{tmp}/small.pth", "{tmp}/out.safetensors", "--model", "pola_pvt_tny"], 2, "did you mean 'pola_pvt_tiny'"),
         (["{tmp}/small.pth", "{tmp}/out.safetensors", "--model", "pola_pvt_tiny"], 65, "does not fit pola_pvt_tiny"),
@@ -160,8 +160,8 @@ def test_a_file_of_another_model_is_named(capsys: pytest.CaptureFixture[str], tm
     torch.save(polaformer.create_model("softmax_deit_tiny", num_classes=2).state_dict(), tmp_path / "deit.pth")
     code, _, err = run(["convert", tmp_path / "deit.pth", tmp_path / "out.safetensors", "--model", "pola_deit_tiny"], capsys)
     assert code == 65
-    assert err.rstrip().endswith("The file is a softmax_deit_tiny of 2 classes.")
-    assert " lines more" in err
+    assert err.rstrip().endswith("The file is a softmax_deit_tiny with 2 classes.")
+    assert " more lines" in err
     assert len(err.splitlines()) < 50
 
 

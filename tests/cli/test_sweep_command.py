@@ -143,7 +143,7 @@ def test_a_signal_saves_what_was_begun_and_says_how_to_go_on(number: signal.Sign
     err = (tmp_path / "stderr").read_text()
     assert process.exitcode == 128 + number
     assert "1 run is being saved" in err
-    assert f"polaformer sweep: {number.name}: all runs that were begun are saved; go on with the same command" in err
+    assert f"polaformer sweep: {number.name}: all started runs are saved; resume with the same command" in err
     assert "saved at step" in (tmp_path / "out" / "pola" / "0.log").read_text()
 
 
@@ -223,10 +223,10 @@ def test_a_sweep_that_another_process_trains_is_left_alone(swept: Path, capsys: 
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        ([], 2, "no file given; name one that describes a sweep"),
-        (["sweep.toml", "--jobs", "0"], 2, "--jobs is 0; give a whole number of at least 1"),
-        (["sweep.toml", "--threads", "-1"], 2, "--threads is -1; give a whole number of at least 1"),
-        (["sweep.toml", "--dry-run", "--collect"], 2, "--dry-run and --collect are given; give one of them"),
+        ([], 2, "no file given; name a file that describes a sweep"),
+        (["sweep.toml", "--jobs", "0"], 2, "--jobs is 0; give an integer ≥ 1"),
+        (["sweep.toml", "--threads", "-1"], 2, "--threads is -1; give an integer ≥ 1"),
+        (["sweep.toml", "--dry-run", "--collect"], 2, "--dry-run and --collect are both given; give only one"),
         (["nothing.toml"], 65, "nothing.toml cannot be read: No such file or directory"),
         ([".", "--dry-run"], 65, ". cannot be read: it is not a regular file"),
         (["wrong.toml"], 65, "wrong.toml is no TOML: Invalid value (at line 1"),

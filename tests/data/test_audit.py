@@ -222,7 +222,7 @@ def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, 
 def test_the_command_ends_with_0_where_nothing_is_wrong(clean: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run([str(clean)], capsys)
     assert code == 0
-    assert out.splitlines()[-1] == "nothing is wrong"
+    assert out.splitlines()[-1] == "no problems found"
     assert "cat: 3" in out
 
 
