@@ -1,4 +1,4 @@
-"""The report of trainings, and the attention maps that it shows: those that the layers apply."""
+"""The report of training runs, and its attention maps: those that the layers apply."""
 
 import re
 from html.parser import HTMLParser
@@ -15,7 +15,7 @@ from models import images, small
 from polaformer.analysis import report
 from polaformer.analysis.attention_maps import attention_maps, row_at, visit_maps
 from polaformer.analysis.report import RunResult, write_report
-from polaformer.analysis.training_figures import block_label, short
+from polaformer.analysis.training_figures import block_label, shorten
 from polaformer.attention import AttentionLayer, WindowAttention
 from polaformer.data.sources.arrays import Arrays
 from polaformer.data.transforms import Preprocessing
@@ -120,7 +120,7 @@ def test_rows_without_key_mass_have_no_entropy_and_break_nothing() -> None:
 
 def test_layers_with_larger_maps_than_wanted_are_passed_over() -> None:
     model = small("pola_pvt_tiny")
-    found = visit_maps(model, images(1), lambda block: block, most_weights=8**4 * 2)
+    found = visit_maps(model, images(1), lambda block: block, max_weights=8**4 * 2)
     assert [block.grid for block in found] == [(8, 8), (8, 8), (4, 4), (2, 2)]
 
 
@@ -131,12 +131,12 @@ def test_the_picture_of_a_row_is_the_mean_over_heads_of_the_query_at_the_place()
         height, width = block.grid
         assert row.query == (height - 1, width // 2)
         wanted = block.maps["softmax"][0, :, (height - 1) * width + width // 2].mean(dim=0).reshape(block.key_grid)
-        torch.testing.assert_close(row.pictures["softmax"], wanted)
+        torch.testing.assert_close(row.heatmaps["softmax"], wanted)
 
 
 def test_names_are_shortened_in_the_middle_and_blocks_are_counted_from_one() -> None:
-    assert short("black-footed ferret 12", 12) == "black-f…t 12"
-    assert short("tab\nby \udcff") == "tab by \\udcff"
+    assert shorten("black-footed ferret 12", 12) == "black-f…t 12"
+    assert shorten("tab\nby \udcff") == "tab by \\udcff"
     assert block_label("stages.1.blocks.0.attn") == "block 2.1"
     assert block_label("attn") == "attn"
 
@@ -329,7 +329,7 @@ def test_the_query_is_where_the_stroke_is_on_dark_and_on_light_ground() -> None:
     stroke = torch.zeros(1, 16, 16)
     stroke[:, 4:8, 8:12] = 1.0
     for image in (stroke, 1 - stroke):
-        assert report._striking_place(image) == (6 / 16, 10 / 16)
+        assert report._salient_position(image) == (6 / 16, 10 / 16)
 
 
 def test_a_report_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:

@@ -226,14 +226,18 @@ def predict(*more: str, image: str = "good.png", checkpoint: str = "run") -> lis
 GIVE_DATA = "give a folder of class folders, a .tar, an .npz, hfds:FOLDER, or 'digits'"
 TRAIN: dict[str, Case] = {
     "no recipe": Case(["train"], USAGE, ["no recipe given; choose one of: digits/pola-vit-tiny"]),
-    "an option before the recipe": Case(["train", "--epochs", "1"], USAGE, ["'--epochs' comes before the recipe; name the recipe first"]),
+    "an option before the recipe": Case(
+        ["train", "--epochs", "1"], USAGE, ["'--epochs' comes before the recipe; name the recipe first"]
+    ),
     "an unknown recipe": Case(
         ["train", "digits/pola-vit-tinny"],
         USAGE,
         ["there is no recipe 'digits/pola-vit-tinny'; did you mean 'digits/pola-vit-tiny'?"],
     ),
     "an unknown option": Case(train(epoch=3), USAGE, ["there is no option --epoch; did you mean '--epochs'?"]),
-    "a word alone": Case(["train", "digits/pola-vit-tiny", "fast"], USAGE, ["unexpected argument 'fast'; options are --name VALUE"]),
+    "a word alone": Case(
+        ["train", "digits/pola-vit-tiny", "fast"], USAGE, ["unexpected argument 'fast'; options are --name VALUE"]
+    ),
     "a word too many": Case(train("fast"), USAGE, ["--out is new fast; give a string"]),
     "an option twice": Case(train("--epochs", "2"), USAGE, ["--epochs is given twice"]),
     "an option without a value": Case(train("--seed"), USAGE, ["--seed is empty; give a whole number"]),
@@ -364,16 +368,16 @@ RESUME: dict[str, Case] = {
     "no run": Case(["resume"], USAGE, ["no run given"]),
     "an unknown option": Case(["resume", "run", "--epochs", "9"], USAGE, ["--epochs"]),
     "a text as a number": Case(["resume", "run", "--num-workers", "x"], USAGE, ["--num-workers"]),
-    "a folder that is not there": Case(["resume", "gone"], BAD_DATA, ["there is no gone; give the folder of a run"]),
+    "a folder that is not there": Case(["resume", "gone"], BAD_DATA, ["there is no gone; give a run directory"]),
     "a folder that is no run": Case(
         ["resume", "photos"], BAD_DATA, ["photos is no run", "give the folder that `polaformer train` named"]
     ),
     "a file": Case(["resume", "file.txt"], BAD_DATA, ["file.txt is no run"]),
-    "a name that is too long": Case(["resume", LONG], BAD_DATA, ["give the folder of a run"]),
+    "a name that is too long": Case(["resume", LONG], BAD_DATA, ["give a run directory"]),
     "negative workers": Case(["resume", "run", "--num-workers", "-1"], USAGE, ["num_workers is -1"]),
     "data that are not there": Case(["resume", "run", "--data", "gone"], BAD_DATA, ["there is no data gone; " + GIVE_DATA]),
     "other data": Case(["resume", "run", "--data", "photos"], BAD_DATA, ["the data are not those that run was begun with"]),
-    "nothing to replay": Case(["resume", "run", "--replay"], BAD_DATA, ["run has no batch of a diverged step"]),
+    "nothing to replay": Case(["resume", "run", "--replay"], BAD_DATA, ["run has no saved batch of a diverged step"]),
     "all checkpoints damaged": Case(
         ["resume", "all-damaged"],
         BAD_DATA,
@@ -409,7 +413,7 @@ RESUME: dict[str, Case] = {
     "config: an unknown model": Case(["resume", "config-model"], USAGE, ["there is no model 'pola_deit_tinny'; did you mean"]),
     "config: no data": Case(["resume", "config-data"], BAD_DATA, ["there is no data gone.npz"]),
 }
-GIVE_WEIGHTS = "give a run, a checkpoint of one, or a weights file"
+GIVE_WEIGHTS = "give a run, one of its checkpoints, or a weights file"
 WEIGHTS: dict[str, tuple[str, int, list[str]]] = {
     "not there": ("gone", USAGE, ["there is no gone; " + GIVE_WEIGHTS]),
     "a name that is too long": (LONG, USAGE, [GIVE_WEIGHTS]),

@@ -289,7 +289,7 @@ def test_the_share_that_is_held_out_is_an_option_as_in_training(clean: Path, cap
         (
             ["--write-manifest", "gone/manifest.json"],
             74,
-            "cannot write to gone/manifest.json: there is no folder gone; make it",
+            "cannot write to gone/manifest.json: there is no directory gone; create it",
         ),
         (["--manifest", "photos/train/cat/0.png"], 65, "0.png is no manifest of a data set"),
     ],
