@@ -53,7 +53,7 @@ def test_every_layer_has_maps_whose_rows_sum_to_one(name: str) -> None:
 
 
 def test_random_mechanisms_show_the_maps_that_they_apply() -> None:
-    """The maps are drawn before the layer draws: both must draw the same."""
+    """The maps draw random numbers before the layer does: both must draw the same ones."""
     model = small("pola_deit_tiny", attention="informer", attention_options={"factor": 1})
     seen: list[Any] = []
     for block in model.blocks:
@@ -110,7 +110,7 @@ def test_rows_without_key_mass_have_no_entropy_and_break_nothing() -> None:
     model = small("pola_deit_tiny", attention_options={"polarity": "positive"})
     last = model.blocks[-1].attn
     nn.init.zeros_(last.qkv.weight)
-    nn.init.constant_(last.qkv.bias, -1.0)  # no positive part, thus no product
+    nn.init.constant_(last.qkv.bias, -1.0)  # no positive part, so all products are zero
     nn.init.zeros_(last.key_positions.rows)
     first, second = attention_maps(model, images())
     assert set(first.entropy) == {"positive"}
@@ -142,7 +142,7 @@ def test_names_are_shortened_in_the_middle_and_blocks_are_counted_from_one() -> 
 
 
 class Page(HTMLParser):
-    """What a page holds and what it would fetch."""
+    """The tags and links of a page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ def run_result(
     num_whole: int | None = None,
     **changes: Any,
 ) -> RunResult:
-    """A run as a classification job reports it; num_whole: images that can be read, all of them unless given."""
+    """A run as a classification job reports it; num_whole: number of readable images, all of them if not given."""
     generator = np.random.default_rng(0)
     shape = (num_images, 20, 28, 3) if channels == 3 else (num_images, 20, 28)
     labels = generator.integers(0, num_classes, num_images)
@@ -224,7 +224,7 @@ class Damaged(Arrays):
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Page:
-    """The report of two runs of one name, with names that would be code or formulas."""
+    """The report of two runs of the same name, with class names that look like code or formulas."""
     torch.manual_seed(0)
     classes = (NASTY, "$\\frac$ &", '" onload="', "猫", "bad \udcff", "a")
     one = run_result(num_classes=6, classes=classes)

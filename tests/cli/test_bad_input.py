@@ -1,4 +1,4 @@
-"""Row D6 and the commands of D1: a bad input gives one clear error and its exit code, and changes nothing."""
+"""A bad input gives one clear error and its exit code, and changes nothing."""
 
 import json
 import os
@@ -25,13 +25,13 @@ LONG = "a" * 300
 
 
 class Payload:
-    """Leaves a file behind if it is ever unpickled."""
+    """Creates a file if it is ever unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return open, ("executed", "w")
 
 
-# The folder that all commands run in: one tiny run, some data, and bad copies of both
+# The directory that all commands run in: one tiny run, some data, and bad copies of both
 
 
 def write_digits(root: Path, counts: dict[str, int]) -> None:
@@ -134,7 +134,7 @@ def flip(path: Path) -> None:
 
 
 def write_weights() -> None:
-    """Files of weights that were tampered with."""
+    """Weights files that were tampered with."""
     shutil.copy("run/model.safetensors", "weights.safetensors")
     with safe_open("weights.safetensors", "pt") as file:
         about, tensors = dict(file.metadata()), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, no dict
@@ -189,17 +189,17 @@ def _in_the_workshop(workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def listing(root: Path) -> dict[str, tuple[int, bytes]]:
-    """Everything in a folder, with its time of change and its bytes."""
+    """Everything in a directory, with modification times and contents."""
     return {
         str(path): (path.lstat().st_mtime_ns, path.read_bytes() if path.is_file() else b"") for path in sorted(root.rglob("*"))
     }
 
 
-# Inputs that are found to be bad before any work
+# Inputs that are rejected before any work
 
 
 class Case(NamedTuple):
-    """What is typed, the exit code, and what the error must say. by_parser: it is told in the words of the parser."""
+    """The arguments, the exit code, and strings that the error contains. by_parser: tyro words the error."""
 
     words: list[str]
     code: int
@@ -208,7 +208,7 @@ class Case(NamedTuple):
 
 
 def train(*more: str, **changes: Any) -> list[str]:
-    """A small training, with some options changed, added, or (None) left out."""
+    """A small training run, with some options changed, added, or (None) left out."""
     options: dict[str, Any] = {"data": "digits.npz", "epochs": 1, "warmup_epochs": 0, "num_workers": 0, "dims": 16, "depths": 1}
     options |= {"batch_size": 16, "out": "new"} | changes
     given = {f"--{name.replace('_', '-')}": value for name, value in options.items() if value is not None}
@@ -575,7 +575,7 @@ def test_there_are_enough_cases_of_every_command() -> None:
 
 
 def damaged_photos(folder: Path) -> Path:
-    """A copy of the photos with one damaged image, and where that is."""
+    """The path of a damaged image in a copy of the photos."""
     shutil.copytree("photos", folder / "photos")
     broken = sorted((folder / "photos" / "train" / "zero").iterdir())[3]
     broken.write_bytes(broken.read_bytes()[:60])

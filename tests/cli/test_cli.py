@@ -213,7 +213,7 @@ def test_the_operators_demo_as_json_prints_nothing_but_its_results(capsys: pytes
 
 
 def check_demo_results(result: dict[str, Any]) -> None:
-    """What holds of the demo's numbers on every machine."""
+    """Properties of the demo's numbers that hold on every machine."""
     for dtype, tolerance in (("float32", 1e-5), ("float64", 1e-13)):
         assert set(result["agreement"][dtype]) == {"output", "q", "k", "v", "power"}
         assert all(one["relative"] < tolerance for one in result["agreement"][dtype].values())

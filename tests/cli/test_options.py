@@ -1,4 +1,4 @@
-"""Options of commands that depend on a recipe or a task: help and parser are made from one declaration."""
+"""Options that depend on a recipe or a task: one declaration defines both help and parser."""
 
 import re
 from dataclasses import dataclass, field

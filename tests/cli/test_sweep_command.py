@@ -1,4 +1,4 @@
-"""`polaformer sweep` from a user's side: it trains what is missing, survives kills and failures, and prints one table."""
+"""`polaformer sweep` as a user sees it: it trains unfinished runs, survives kills and failures, and prints one table."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a sweep of three runs, trained two at a time: its file, its `out`, and what was printed."""
+    """A directory with a sweep of three runs, trained two at a time: its file, its `out`, and its output."""
     folder = tmp_path_factory.mktemp("swept")
     file = sweeps.write(folder / "sweep.toml", sweeps.TWO_CELLS)
     code, _, err = sweeps.run([file, "--out", folder / "out", "--jobs", "2"], folder)
@@ -168,7 +168,7 @@ def test_a_run_that_diverges_is_reported_and_the_others_finish(tmp_path: Path) -
 def test_the_programs_that_a_sweep_starts_train_to_the_same_last_bit(
     swept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The real thing, once: a program of its own, in which nothing is loaded yet."""
+    """One real run: a separate program in which nothing is loaded yet."""
     file = sweeps.write(tmp_path / "sweep.toml", sweeps.ONE_CELL)
     code, out, err = run(["sweep", file, "--out", tmp_path / "out", "--threads", "1", "--json"], capsys)
     assert code == 0, err

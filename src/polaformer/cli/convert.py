@@ -24,8 +24,8 @@ MAX_LINES = 40  # of an error message, which may list hundreds of parameter name
 class Convert:
     """Convert the authors' .pth, timm weights or any state dict to our safetensors format.
 
-    The model is recognised by the names and shapes of its parameters. With --model, position tables are resized if needed.
-    No code in the file is executed.
+    The model is recognised by the names and shapes of its parameters, or given with --model; position tables are resized to
+    fit it. No code in the file is executed.
 
     Example: polaformer convert pola_swin_t.pth pola_swin_tiny.safetensors
 

@@ -82,7 +82,7 @@ def _record(model: ListedModel, counts: "Counts") -> dict[str, Any]:
 
 
 def _show(listed: ListedModels, counts: "list[Counts]") -> None:
-    table = new_table(listed.title, "model", *listed.columns, "M", "G", "paper's way", "printed", "top-1")
+    table = new_table(listed.title, "model", *listed.columns, "params (M)", "MACs (G)", "paper's way", "printed", "top-1")
     table.columns[0].no_wrap = True
     marks: list[str] = []
     before = ""
@@ -100,5 +100,5 @@ def _show(listed: ListedModels, counts: "list[Counts]") -> None:
         numbers = f"{one.params / 1e6:.2f}", f"{one.macs / 1e9:.2f}", paper
         table.add_row(model.name, *about, *numbers, printed, f"{row.top1:.1f}" if row else "")
     rows = [model for model in listed.models if model.printed is not None]
-    summary = [f"\n{len(rows) - len(marks)} of {len(rows)} printed rows come out to the digit; not these:"] if marks else []
+    summary = [f"\n{len(rows) - len(marks)} of {len(rows)} printed rows are reproduced to the digit; all but:"] if marks else []
     print_all(table, *listed.notes, *summary, *marks)
