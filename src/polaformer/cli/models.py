@@ -100,5 +100,9 @@ def _show(listed: ListedModels, counts: "list[Counts]") -> None:
         numbers = f"{one.params / 1e6:.2f}", f"{one.macs / 1e9:.2f}", paper
         table.add_row(model.name, *about, *numbers, printed, f"{row.top1:.1f}" if row else "")
     rows = [model for model in listed.models if model.printed is not None]
-    summary = [f"\n{len(rows) - len(marks)} of {len(rows)} printed rows are reproduced to the digit; all but:"] if marks else []
+    summary = (
+        [f"\n{len(rows) - len(marks)} of {len(rows)} printed rows are reproduced to the digit; the exceptions:"]
+        if marks
+        else []
+    )
     print_all(table, *listed.notes, *summary, *marks)

@@ -165,7 +165,7 @@ class SweepView:
     def refresh(self) -> None:
         """Update the bar over all runs."""
         title = f"{self.pace.num_over} of {len(self.pace.runs)} runs"
-        numbers = f"{self.pace.updates_per_second():,.1f} updates/s{self._left()}, spent"
+        numbers = f"{self.pace.updates_per_second():,.1f} updates/s{self._left()}, elapsed"
         self.bar.update(self.whole, description=title, completed=self.pace.share(), numbers=numbers)
 
     def _over(self, run: SweepRun, result: str) -> None:

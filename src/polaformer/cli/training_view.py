@@ -76,13 +76,13 @@ class TrainingView:
             return f"loss {self.loss:.3f}"
         left = seconds / done * (self.total - self.step)
         rate = done * self.batch_size / seconds
-        return f"{rate:,.0f} {self.words.noun}/s, loss {self.loss:.3f}{self.score}, {duration(left)} left, spent"
+        return f"{rate:,.0f} {self.words.noun}/s, loss {self.loss:.3f}{self.score}, {duration(left)} left, elapsed"
 
     def _evaluated(self, record: dict[str, Any]) -> None:
         metric = self.words.metric
         self.score = f", {metric.label} {metric.text(record[metric.name])}"
         if not self.bar.is_shown and self.started is not None:
-            self.bar.say(f"{self._title(record['step'], self.total)}: {self._numbers().removesuffix(', spent')}")
+            self.bar.say(f"{self._title(record['step'], self.total)}: {self._numbers().removesuffix(', elapsed')}")
 
 
 def duration(seconds: float) -> str:
