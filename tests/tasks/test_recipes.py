@@ -183,7 +183,14 @@ def test_all_problems_are_told_at_once() -> None:
     with pytest.raises(SettingsError) as caught:
         with_words(DIGITS, ["stray", *words])
     problems = caught.value.problems
-    for told in ("--epochs", "batch_size is -3", "precision is 'fp8'", "mixup is -1.0", "unexpected argument 'stray'", "given twice"):
+    for told in (
+        "--epochs",
+        "batch_size is -3",
+        "precision is 'fp8'",
+        "mixup is -1.0",
+        "unexpected argument 'stray'",
+        "given twice",
+    ):
         assert any(told in problem for problem in problems), told
 
 
