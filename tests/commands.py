@@ -1,4 +1,4 @@
-"""The command line, run inside the tests' own process, or in processes that are forked from one that has PyTorch loaded."""
+"""The command line, run inside the test process, or in processes forked from one that has loaded PyTorch."""
 
 import os
 import sys
@@ -12,10 +12,10 @@ from polaformer.cli.main import main
 
 
 def run(arguments: list[Any], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    """The exit code, and what was printed on stdout and stderr."""
+    """The exit code, and the output on stdout and stderr."""
     try:
         code: Any = main([str(argument) for argument in arguments])
-    except SystemExit as stop:  # how the parser ends
+    except SystemExit as stop:  # raised by the parser
         code = stop.code
     captured = capsys.readouterr()
     return code, captured.out, captured.err
@@ -24,9 +24,9 @@ def run(arguments: list[Any], capsys: pytest.CaptureFixture[str]) -> tuple[int, 
 def run_apart(
     arguments: list[Any], folder: Path, *, stdout: Path | None = None, processes: int = 1
 ) -> list[tuple[int, str, str]]:
-    """The same for processes of their own, one or several that know of each other as torchrun's do.
+    """The same for separate processes: one, or several that form a group as under torchrun.
 
-    stdout: where to print; else it is read and returned.
+    stdout: where to print; if not given, the output is read and returned.
     """
     words, port = [str(argument) for argument in arguments], faults.free_port()
     files = [(stdout or folder / f"stdout-{rank}", folder / f"stderr-{rank}") for rank in range(processes)]

@@ -66,8 +66,8 @@ def _train() -> None:
     os.closerange(3, 1024)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # Python's default
-    sweep_run.report = lambda *results, **options: None  # type: ignore[assignment]  # takes longer than training here
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as in every program of Python
+    sweep_run.report_run = lambda *results, **options: None  # type: ignore[assignment]  # takes longer than these trainings
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     code = 1
     try:

@@ -1,4 +1,4 @@
-"""Parameters to the unit and multiplications, against counts of the authors' code and against Eq. 10."""
+"""Exact parameter counts, and MACs, against counts of the authors' code and against Eq. 10."""
 
 import pytest
 import torch
@@ -8,8 +8,8 @@ import polaformer
 from polaformer.analysis.counting import Counts, count, count_named, count_rival, is_reproduced
 from polaformer.backbones.published import EXCEPTIONS, RIVAL_EXCEPTIONS, RIVALS, ROWS
 
-# Counted in the authors' code, or for what they did not release in the reading's original: all parameters; MACs in full, in
-# thousands of millions; and with the tool thop the parameters and MACs that the paper's way counts. None: not counted there.
+# Counted in the authors' code, or in the original of our reading for models that they did not release: all parameters; MACs in
+# full, in billions; and, with thop, the parameters (millions) and MACs (billions) as the paper counts. None: not counted there.
 MEASURED = {
     "softmax_deit_tiny": (5_717_416, 1.254, 5.670, 1.075),
     "pola_deit_tiny": (6_640_552, 1.291, 6.134, 1.173),
@@ -58,7 +58,7 @@ def test_parameters_to_the_unit_and_macs_within_half_a_percent(name, counts):
     found = counts(name)
     assert found.params == params
     assert found.macs / 1e9 == pytest.approx(macs, rel=5e-3)
-    # The tool did not see DeiT's norms, which there are timm's own class: 9,600 parameters of 5.7 million.
+    # thop does not see DeiT's norms, which are timm's own class there: 9,600 parameters of 5.7 million.
     assert found.paper_params / 1e6 == pytest.approx(paper_params, abs=0.011 if "deit" in name else 0.006)
     if paper_macs is not None:
         assert found.paper_macs / 1e9 == pytest.approx(paper_macs, abs=0.005 if "deit" in name else 0.0006)
@@ -97,7 +97,7 @@ def test_table_1_the_rivals_columns_come_out_or_are_listed_with_the_reason(pair)
 
 
 def test_table_1_what_would_make_swin_rivals_29_million():
-    """A table of key positions in the first two stages, as focused attention has it: the reason that is given."""
+    """A table of key positions in the first two stages, as in focused attention: the listed reason."""
     tables = 2 * 56 * 56 * 96 + 2 * 28 * 28 * 192
     for name in ("hydra", "efficient", "angular", "enhanced"):
         total = count_rival("pola_swin_tiny", name).params
@@ -110,9 +110,9 @@ def test_pvt_tiny_is_counted_to_the_unit(counts):
 
 @pytest.mark.parametrize(("dim", "num_heads", "grid", "kernel"), [(64, 2, (14, 14), 5), (96, 3, (7, 9), 3), (32, 1, (5, 5), 7)])
 def test_eq10_against_the_counter(dim, num_heads, grid, kernel):
-    """5NC² + 4NC·d + k²NC multiplications as Eq. 10 says (d the width of a head), and 4NC for the two normalisers.
+    """5NC² + 4NC·d + k²NC MACs as in Eq. 10 (d the head width), and 4NC for the two normalisers.
 
-    The paper's last term, Nd for the gate, is an elementwise product, which no counter of matrix products sees.
+    The paper's last term, Nd for the gate, is an elementwise product, which a counter of matmuls does not see.
     """
     layer = polaformer.PolaAttention(dim, num_heads, kernel_size=kernel)
     num_tokens = grid[0] * grid[1]

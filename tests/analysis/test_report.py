@@ -1,4 +1,4 @@
-"""The report of trainings, and the attention maps that it shows: those that the layers apply."""
+"""The report of training runs, and its attention maps: those that the layers apply."""
 
 import re
 from html.parser import HTMLParser
@@ -15,7 +15,7 @@ from models import images, small
 from polaformer.analysis import report
 from polaformer.analysis.attention_maps import attention_maps, row_at, visit_maps
 from polaformer.analysis.report import RunResult, write_report
-from polaformer.analysis.training_figures import block_label, short
+from polaformer.analysis.training_figures import block_label, shorten
 from polaformer.attention import AttentionLayer, WindowAttention
 from polaformer.data.sources.arrays import Arrays
 from polaformer.data.transforms import Preprocessing
@@ -53,7 +53,7 @@ def test_every_layer_has_maps_whose_rows_sum_to_one(name: str) -> None:
 
 
 def test_random_mechanisms_show_the_maps_that_they_apply() -> None:
-    """The maps are drawn before the layer draws: both must draw the same."""
+    """The maps draw random numbers before the layer does: both must draw the same ones."""
     model = small("pola_deit_tiny", attention="informer", attention_options={"factor": 1})
     seen: list[Any] = []
     for block in model.blocks:
@@ -110,7 +110,7 @@ def test_rows_without_key_mass_have_no_entropy_and_break_nothing() -> None:
     model = small("pola_deit_tiny", attention_options={"polarity": "positive"})
     last = model.blocks[-1].attn
     nn.init.zeros_(last.qkv.weight)
-    nn.init.constant_(last.qkv.bias, -1.0)  # no positive part, thus no product
+    nn.init.constant_(last.qkv.bias, -1.0)  # no positive part, so all products are zero
     nn.init.zeros_(last.key_positions.rows)
     first, second = attention_maps(model, images())
     assert set(first.entropy) == {"positive"}
@@ -120,7 +120,7 @@ def test_rows_without_key_mass_have_no_entropy_and_break_nothing() -> None:
 
 def test_layers_with_larger_maps_than_wanted_are_passed_over() -> None:
     model = small("pola_pvt_tiny")
-    found = visit_maps(model, images(1), lambda block: block, most_weights=8**4 * 2)
+    found = visit_maps(model, images(1), lambda block: block, max_weights=8**4 * 2)
     assert [block.grid for block in found] == [(8, 8), (8, 8), (4, 4), (2, 2)]
 
 
@@ -131,18 +131,18 @@ def test_the_picture_of_a_row_is_the_mean_over_heads_of_the_query_at_the_place()
         height, width = block.grid
         assert row.query == (height - 1, width // 2)
         wanted = block.maps["softmax"][0, :, (height - 1) * width + width // 2].mean(dim=0).reshape(block.key_grid)
-        torch.testing.assert_close(row.pictures["softmax"], wanted)
+        torch.testing.assert_close(row.heatmaps["softmax"], wanted)
 
 
 def test_names_are_shortened_in_the_middle_and_blocks_are_counted_from_one() -> None:
-    assert short("black-footed ferret 12", 12) == "black-f…t 12"
-    assert short("tab\nby \udcff") == "tab by \\udcff"
+    assert shorten("black-footed ferret 12", 12) == "black-f…t 12"
+    assert shorten("tab\nby \udcff") == "tab by \\udcff"
     assert block_label("stages.1.blocks.0.attn") == "block 2.1"
     assert block_label("attn") == "attn"
 
 
 class Page(HTMLParser):
-    """What a page holds and what it would fetch."""
+    """The tags and links of a page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ def run_result(
     num_whole: int | None = None,
     **changes: Any,
 ) -> RunResult:
-    """A run as a classification job reports it; num_whole: images that can be read, all of them unless given."""
+    """A run as a classification job reports it; num_whole: number of readable images, all of them if not given."""
     generator = np.random.default_rng(0)
     shape = (num_images, 20, 28, 3) if channels == 3 else (num_images, 20, 28)
     labels = generator.integers(0, num_classes, num_images)
@@ -224,7 +224,7 @@ class Damaged(Arrays):
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Page:
-    """The report of two runs of one name, with names that would be code or formulas."""
+    """The report of two runs of the same name, with class names that look like code or formulas."""
     torch.manual_seed(0)
     classes = (NASTY, "$\\frac$ &", '" onload="', "猫", "bad \udcff", "a")
     one = run_result(num_classes=6, classes=classes)
@@ -329,7 +329,7 @@ def test_the_query_is_where_the_stroke_is_on_dark_and_on_light_ground() -> None:
     stroke = torch.zeros(1, 16, 16)
     stroke[:, 4:8, 8:12] = 1.0
     for image in (stroke, 1 - stroke):
-        assert report._striking_place(image) == (6 / 16, 10 / 16)
+        assert report._salient_position(image) == (6 / 16, 10 / 16)
 
 
 def test_a_report_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Row D6 and the commands of D1: a bad input gives one clear error and its exit code, and changes nothing."""
+"""A bad input gives one clear error and its exit code, and changes nothing."""
 
 import json
 import os
@@ -25,13 +25,13 @@ LONG = "a" * 300
 
 
 class Payload:
-    """Leaves a file behind if it is ever unpickled."""
+    """Creates a file if it is ever unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return open, ("executed", "w")
 
 
-# The folder that all commands run in: one tiny run, some data, and bad copies of both
+# The directory that all commands run in: one tiny run, some data, and bad copies of both
 
 
 def write_digits(root: Path, counts: dict[str, int]) -> None:
@@ -134,7 +134,7 @@ def flip(path: Path) -> None:
 
 
 def write_weights() -> None:
-    """Files of weights that were tampered with."""
+    """Weights files that were tampered with."""
     shutil.copy("run/model.safetensors", "weights.safetensors")
     with safe_open("weights.safetensors", "pt") as file:
         about, tensors = dict(file.metadata()), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, no dict
@@ -189,17 +189,17 @@ def _in_the_workshop(workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def listing(root: Path) -> dict[str, tuple[int, bytes]]:
-    """Everything in a folder, with its time of change and its bytes."""
+    """Everything in a directory, with modification times and contents."""
     return {
         str(path): (path.lstat().st_mtime_ns, path.read_bytes() if path.is_file() else b"") for path in sorted(root.rglob("*"))
     }
 
 
-# Inputs that are found to be bad before any work
+# Inputs that are rejected before any work
 
 
 class Case(NamedTuple):
-    """What is typed, the exit code, and what the error must say. by_parser: it is told in the words of the parser."""
+    """The arguments, the exit code, and strings that the error contains. by_parser: tyro words the error."""
 
     words: list[str]
     code: int
@@ -208,7 +208,7 @@ class Case(NamedTuple):
 
 
 def train(*more: str, **changes: Any) -> list[str]:
-    """A small training, with some options changed, added, or (None) left out."""
+    """A small training run, with some options changed, added, or (None) left out."""
     options: dict[str, Any] = {"data": "digits.npz", "epochs": 1, "warmup_epochs": 0, "num_workers": 0, "dims": 16, "depths": 1}
     options |= {"batch_size": 16, "out": "new"} | changes
     given = {f"--{name.replace('_', '-')}": value for name, value in options.items() if value is not None}
@@ -226,17 +226,21 @@ def predict(*more: str, image: str = "good.png", checkpoint: str = "run") -> lis
 GIVE_DATA = "give a folder of class folders, a .tar, an .npz, hfds:FOLDER, or 'digits'"
 TRAIN: dict[str, Case] = {
     "no recipe": Case(["train"], USAGE, ["no recipe given; choose one of: digits/pola-vit-tiny"]),
-    "an option before the recipe": Case(["train", "--epochs", "1"], USAGE, ["the recipe comes first, but '--epochs' does"]),
+    "an option before the recipe": Case(
+        ["train", "--epochs", "1"], USAGE, ["'--epochs' comes before the recipe; name the recipe first"]
+    ),
     "an unknown recipe": Case(
         ["train", "digits/pola-vit-tinny"],
         USAGE,
         ["there is no recipe 'digits/pola-vit-tinny'; did you mean 'digits/pola-vit-tiny'?"],
     ),
     "an unknown option": Case(train(epoch=3), USAGE, ["there is no option --epoch; did you mean '--epochs'?"]),
-    "a word alone": Case(["train", "digits/pola-vit-tiny", "fast"], USAGE, ["'fast' stands alone; options are --name VALUE"]),
+    "a word alone": Case(
+        ["train", "digits/pola-vit-tiny", "fast"], USAGE, ["unexpected argument 'fast'; options are --name VALUE"]
+    ),
     "a word too many": Case(train("fast"), USAGE, ["--out is new fast; give a string"]),
     "an option twice": Case(train("--epochs", "2"), USAGE, ["--epochs is given twice"]),
-    "an option without a value": Case(train("--seed"), USAGE, ["--seed is nothing; give an integer"]),
+    "an option without a value": Case(train("--seed"), USAGE, ["--seed is empty; give an integer"]),
     "several at once": Case(
         train(epochs=0, lr="x", batch_size=-2, hflip=3, optimiser="sgd"),
         USAGE,
@@ -370,16 +374,16 @@ RESUME: dict[str, Case] = {
     "no run": Case(["resume"], USAGE, ["no run given"]),
     "an unknown option": Case(["resume", "run", "--epochs", "9"], USAGE, ["--epochs"]),
     "a text as a number": Case(["resume", "run", "--num-workers", "x"], USAGE, ["--num-workers"]),
-    "a folder that is not there": Case(["resume", "gone"], BAD_DATA, ["there is no gone; give the folder of a run"]),
+    "a folder that is not there": Case(["resume", "gone"], BAD_DATA, ["there is no gone; give a run directory"]),
     "a folder that is no run": Case(
         ["resume", "photos"], BAD_DATA, ["photos is not a run directory", "give the one `polaformer train` printed"]
     ),
     "a file": Case(["resume", "file.txt"], BAD_DATA, ["file.txt is not a run directory"]),
-    "a name that is too long": Case(["resume", LONG], BAD_DATA, ["give the folder of a run"]),
+    "a name that is too long": Case(["resume", LONG], BAD_DATA, ["give a run directory"]),
     "negative workers": Case(["resume", "run", "--num-workers", "-1"], USAGE, ["num_workers is -1"]),
     "data that are not there": Case(["resume", "run", "--data", "gone"], BAD_DATA, ["there is no data gone; " + GIVE_DATA]),
     "other data": Case(["resume", "run", "--data", "photos"], BAD_DATA, ["the data are not those that run was started with"]),
-    "nothing to replay": Case(["resume", "run", "--replay"], BAD_DATA, ["run has no batch of a diverged step"]),
+    "nothing to replay": Case(["resume", "run", "--replay"], BAD_DATA, ["run has no saved batch of a diverged step"]),
     "all checkpoints damaged": Case(
         ["resume", "all-damaged"],
         BAD_DATA,
@@ -415,7 +419,7 @@ RESUME: dict[str, Case] = {
     "config: an unknown model": Case(["resume", "config-model"], USAGE, ["there is no model 'pola_deit_tinny'; did you mean"]),
     "config: no data": Case(["resume", "config-data"], BAD_DATA, ["there is no data gone.npz"]),
 }
-GIVE_WEIGHTS = "give a run, a checkpoint of one, or a weights file"
+GIVE_WEIGHTS = "give a run, one of its checkpoints, or a weights file"
 WEIGHTS: dict[str, tuple[str, int, list[str]]] = {
     "not there": ("gone", USAGE, ["there is no gone; " + GIVE_WEIGHTS]),
     "a name that is too long": (LONG, USAGE, [GIVE_WEIGHTS]),
@@ -462,7 +466,7 @@ EVAL: dict[str, Case] = {
     "an unknown precision": Case(evaluate("--precision", "fp8"), USAGE, ["--precision"]),
     "an unknown way to resize": Case(evaluate("--resize", "longer"), USAGE, ["--resize"]),
     "weights without data": Case(
-        evaluate(checkpoint="weights.safetensors"), USAGE, ["weights.safetensors belongs to no run", "give them with --data"]
+        evaluate(checkpoint="weights.safetensors"), USAGE, ["weights.safetensors belongs to no run", "give it with --data"]
     ),
     "data of other classes": Case(
         evaluate("--data", "photos"), USAGE, ["the data have the 2 classes one, zero, the model has the 10 classes 0, 1, 2, …"]
@@ -485,7 +489,7 @@ EVAL: dict[str, Case] = {
     ),
 }
 PREDICT: dict[str, Case] = {
-    "no images": Case(["predict", "--checkpoint", "run"], USAGE, ["no inputs given; name one or more files"]),
+    "no images": Case(["predict", "--checkpoint", "run"], USAGE, ["no inputs given; name at least one file"]),
     "no checkpoint": Case(["predict", "good.png"], USAGE, ["--checkpoint"]),
     "no classes": Case(predict("--top", "0"), USAGE, ["--top is 0; give an integer ≥ 1"]),
     "a text as a number": Case(predict("--top", "many"), USAGE, ["--top"]),
@@ -509,12 +513,12 @@ CHECK: dict[str, Case] = {
     "a manifest below a file": Case(
         ["check", "photos", "--write-manifest", "file.txt/m.json"],
         CANNOT_WRITE,
-        ["cannot write to file.txt/m.json: there is no folder"],
+        ["cannot write to file.txt/m.json: there is no directory"],
     ),
 }
 DEMO: dict[str, Case] = {
-    "no epochs": Case(["demo", "--epochs", "0"], USAGE, ["--epochs is 0; give a whole number from 1 to 10,000"]),
-    "a negative seed": Case(["demo", "--seed", "-1"], USAGE, ["--seed is -1; give a whole number from 0 to"]),
+    "no epochs": Case(["demo", "--epochs", "0"], USAGE, ["--epochs is 0; give an integer from 1 to 10,000"]),
+    "a negative seed": Case(["demo", "--seed", "-1"], USAGE, ["--seed is -1; give an integer from 0 to"]),
     "a text as a number": Case(["demo", "--epochs", "many"], USAGE, ["--epochs"], by_parser=True),
     "an unknown option": Case(["demo", "--epoch", "1"], USAGE, ["--epochs"], by_parser=True),
     "a folder that is a file": Case(
@@ -577,7 +581,7 @@ def test_there_are_enough_cases_of_every_command() -> None:
 
 
 def damaged_photos(folder: Path) -> Path:
-    """A copy of the photos with one damaged image, and where that is."""
+    """The path of a damaged image in a copy of the photos."""
     shutil.copytree("photos", folder / "photos")
     broken = sorted((folder / "photos" / "train" / "zero").iterdir())[3]
     broken.write_bytes(broken.read_bytes()[:60])

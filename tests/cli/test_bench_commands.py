@@ -171,7 +171,7 @@ def test_memory_by_length_draws_a_figure(
 def test_the_environment_names_backends_versions_and_machine(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(["env"], capsys)
     assert code == 0
-    for text in ("Backends", "torch", "cpu", "triton", "timm", "datasets", "C++ compiler", "built kernels", "devices"):
+    for text in ("Backends", "torch", "cpu", "triton", "timm", "datasets", "C++ compiler", "kernel cache", "devices"):
         assert text in out
     for text in ("kernel of polarity attention", "kernel of convolution and gate"):
         assert text in out

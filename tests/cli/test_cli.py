@@ -103,8 +103,8 @@ def test_an_unknown_command_or_option_gives_code_2_and_the_nearest_name(
         (["demo", "operator", "--lengths", "64", "99999999"], "--lengths has 99999999; give whole numbers from 1"),
         (["demo", "operator", "--lengths", "many"], "--lengths"),
         (["demo", "operator", "--seed", "-1"], "--seed is -1; give a whole number from 0"),
-        (["demo", "--seed", "-1"], "--seed is -1; give a whole number from 0"),
-        (["demo", "--epochs", "0"], "--epochs is 0; give a whole number from 1"),
+        (["demo", "--seed", "-1"], "--seed is -1; give an integer from 0"),
+        (["demo", "--epochs", "0"], "--epochs is 0; give an integer from 1"),
         (["bench", "op", "--shapes"], "--shapes is empty"),
         (["bench", "op", "--shapes", "4,4,3136"], "--shapes has '4,4,3136'; give four whole numbers"),
         (["bench", "op", "--shapes", "4,4,0,32"], "must be at least 1"),
@@ -213,7 +213,7 @@ def test_the_operators_demo_as_json_prints_nothing_but_its_results(capsys: pytes
 
 
 def check_demo_results(result: dict[str, Any]) -> None:
-    """What holds of the demo's numbers on every machine."""
+    """Properties of the demo's numbers that hold on every machine."""
     for dtype, tolerance in (("float32", 1e-5), ("float64", 1e-13)):
         assert set(result["agreement"][dtype]) == {"output", "q", "k", "v", "power"}
         assert all(one["relative"] < tolerance for one in result["agreement"][dtype].values())

@@ -27,7 +27,7 @@ def test_models_shows_the_papers_numbers_beside_ours(capsys: pytest.CaptureFixtu
     assert "LLSS" in rows["pola_swin_tiny"]
     for number in ("12.92", "2.26", "11.75 / 2.06", "12 / 2.0", "78.8"):
         assert number in rows["pola_pvt_tiny"]
-    assert "1 of 3 printed rows come out to the digit" in out
+    assert "1 of 3 printed rows are reproduced to the digit" in out
     assert f"[1] pola_pvt_tiny: {EXCEPTIONS['pola_pvt_tiny']}." in out
 
 
@@ -49,7 +49,7 @@ def test_models_with_other_mechanisms_show_the_rows_of_table_1(capsys: pytest.Ca
     assert list(rows) == [(m, a) for m in ("pola_deit_tiny", "pola_swin_tiny") for a in ("hydra", "focused")]
     for number in ("6.19", "1.14", "5.70 / 1.09", "6.1 / 1.1 [1]", "74.1"):
         assert number in rows["pola_deit_tiny", "focused"]
-    assert "1 of 4 printed rows come out to the digit" in out
+    assert "1 of 4 printed rows are reproduced to the digit" in out
     code, out, _ = run(["models", "pola_pvt_v2_b0", "--attention", "mobile", "linear", "--json"], capsys)
     printed, unprinted = json.loads(out)["models"]
     assert (printed["mechanism"], printed["paper"]["params_millions"], printed["paper"]["params_reproduced"]) == (
@@ -121,7 +121,7 @@ def test_convert_resizes_to_the_model_that_is_asked_for(capsys: pytest.CaptureFi
     assert "pos_embed.rows: 14×14 → 16×16" in result["resized"]
     assert result["model"]["img_size"] == 256
     assert result["bytes"] == target.stat().st_size
-    # What it wrote tells what it is.
+    # The written file names its model.
     code, out, _ = run(["convert", target, tmp_path / "again.safetensors", "--json"], capsys)
     assert code == 0
     assert json.loads(out)["model"] == result["model"]
@@ -132,11 +132,11 @@ def test_convert_resizes_to_the_model_that_is_asked_for(capsys: pytest.CaptureFi
     [
         (["{tmp}/none.pth", "{tmp}/out.safetensors"], 2, "there is no file"),
         (["{tmp}/small.pth", "{tmp}/out.pth"], 2, "give a name that ends in .safetensors"),
-        (["{tmp}/small.pth", "{tmp}/none/out.safetensors"], 2, "there is no folder"),
+        (["{tmp}/small.pth", "{tmp}/none/out.safetensors"], 2, "there is no directory"),
         (
             ["{tmp}/small.pth", "{tmp}/out.safetensors"],
             65,
-            "no model of ours as it stands; say which one it is for",
+            "match none of our models exactly; name the model with --model",
         ),
         (["{tmp}/small.pth", "{tmp}/out.safetensors", "--model", "pola_pvt_tny"], 2, "did you mean 'pola_pvt_tiny'"),
         (["{tmp}/small.pth", "{tmp}/out.safetensors", "--model", "pola_pvt_tiny"], 65, "does not fit pola_pvt_tiny"),
@@ -160,8 +160,8 @@ def test_a_file_of_another_model_is_named(capsys: pytest.CaptureFixture[str], tm
     torch.save(polaformer.create_model("softmax_deit_tiny", num_classes=2).state_dict(), tmp_path / "deit.pth")
     code, _, err = run(["convert", tmp_path / "deit.pth", tmp_path / "out.safetensors", "--model", "pola_deit_tiny"], capsys)
     assert code == 65
-    assert err.rstrip().endswith("The file is a softmax_deit_tiny of 2 classes.")
-    assert " lines more" in err
+    assert err.rstrip().endswith("The file is a softmax_deit_tiny with 2 classes.")
+    assert " more lines" in err
     assert len(err.splitlines()) < 50
 
 

@@ -1,4 +1,4 @@
-"""Options of commands that depend on a recipe or a task: help and parser are made from one declaration."""
+"""Options that depend on a recipe or a task: one declaration defines both help and parser."""
 
 import re
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ import pytest
 from commands import run
 from polaformer.cli.check import Check
 from polaformer.cli.evaluate import Evaluate
-from polaformer.cli.options import flag, loose_words, parse, print_help, value_of
+from polaformer.cli.options import flag, parse, peek_option, positional_arguments, print_help
 from polaformer.cli.predict import Predict
 from polaformer.cli.resume import Resume
 from polaformer.cli.train import Train
@@ -100,7 +100,7 @@ def test_all_mistakes_are_told_at_once() -> None:
         "--share is much; give a number or None",
         "--sizes is 1 x; give integers separated by spaces",
         "--loud is given twice",
-        "--path is nothing; give a path or None",
+        "--path is empty; give a path or None",
     ]
     assert sorted(caught.value.problems) == sorted(told)
 
@@ -121,13 +121,13 @@ def test_the_help_of_every_kind_of_field_is_what_the_parser_takes(capsys: pytest
 
 
 def test_words_that_belong_to_no_option_are_found_wherever_they_stand() -> None:
-    assert loose_words(["--loud", "x", "--number", "3", "y", "--sizes", "1", "2"], Some()) == ["x", "y"]
+    assert positional_arguments(["--loud", "x", "--number", "3", "y", "--sizes", "1", "2"], Some()) == ["x", "y"]
 
 
 def test_one_option_can_be_looked_up_before_the_others_are_known() -> None:
-    assert value_of("some_path", ["a", "--some-path", "b"]) == "b"
-    assert value_of("some_path", ["--some-path=c", "--some-path", "b"]) == "c"
-    assert value_of("some_path", ["--some-path"]) is None
+    assert peek_option("some_path", ["a", "--some-path", "b"]) == "b"
+    assert peek_option("some_path", ["--some-path=c", "--some-path", "b"]) == "c"
+    assert peek_option("some_path", ["--some-path"]) is None
 
 
 def test_a_report_that_cannot_be_written_is_named_once(

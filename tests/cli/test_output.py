@@ -1,4 +1,4 @@
-"""What the commands print: nothing out of a file reaches the terminal unescaped."""
+"""The output of the commands: nothing from a file reaches the terminal unescaped."""
 
 import io
 import json
@@ -22,7 +22,7 @@ from polaformer.errors import DataError, SettingsError
 from polaformer.tasks.classification.predictor import classifier_metadata
 from polaformer.tasks.classification.recipe import ClassificationRecipe
 
-# Clears the screen, colours (C1), turns the text round, goes back to the start of the line; and rich's markup and smileys.
+# Clears the screen, sets a colour (C1), reverses the text direction, returns the carriage; and rich's markup and emoji.
 HOSTILE = "a\x1b[2Jb\x9b31mc\u202ed\re\x7f[bold]f[/bold]:warning:"
 SHOWN = r"a\x1b[2Jb\x9b31mc\u202ed\re\x7f[bold]f[/bold]:warning:"
 
@@ -45,7 +45,7 @@ def test_lines_tables_and_progress_show_what_a_terminal_would_obey(
     captured = capsys.readouterr()
     assert (captured.out.count(SHOWN), captured.err.count(SHOWN)) == (5, 3)
     assert_harmless(captured.out + captured.err)
-    # Borders stay straight: what is spelled out counts when columns are measured.
+    # Borders stay straight: escaped characters count when columns are measured.
     assert len({len(line) for line in captured.out.split("\n") if line.startswith(("┃", "│"))}) == 1
     terminal = Terminal(width=200)
     terminal.file = io.StringIO()
@@ -76,7 +76,7 @@ def test_names_of_classes_files_and_parameters_are_printed_escaped(
     for words in (
         ["check", "photos"],
         ["check", f"photos/train/{name}"],
-        ["check", "photos", name],  # a word too many, which the parser repeats
+        ["check", "photos", name],  # an extra argument, which the parser repeats
         ["predict", "x.png", "--checkpoint", f"{name}.pth"],
         ["convert", f"{name}.pth", "out.safetensors"],
     ):
@@ -105,7 +105,7 @@ def test_names_cannot_begin_new_lines_in_what_the_commands_print(
     (tmp_path / "manifest.json").write_text(json.dumps({"format": FORMAT, "sha256": {f"train/{FORGED}": ""}}))
     (tmp_path / f"{FORGED}.json").write_text("{}")
     for words in (
-        ["check", "photos"],  # a name of a class in a table
+        ["check", "photos"],  # a class name in a table
         ["check", "photos", "--manifest", "manifest.json"],
         ["check", "photos", "--manifest", f"{FORGED}.json"],
         ["check", "photos", "--manifest", FORGED],
@@ -114,7 +114,7 @@ def test_names_cannot_begin_new_lines_in_what_the_commands_print(
         ["check", f"{FORGED}.npz"],
         ["check", f"{FORGED}.tar"],
         ["check", f"hfds:{FORGED}x"],
-        ["check", "photos", FORGED],  # a word too many, which the parser repeats
+        ["check", "photos", FORGED],  # an extra argument, which the parser repeats
         ["convert", f"{FORGED}.pth", "out.safetensors"],
         ["predict", "x.png", "--checkpoint", f"{FORGED}.pth"],
         ["train", FORGED],
@@ -158,5 +158,5 @@ def test_the_commands_print_through_one_console_alone() -> None:
         name for name, text in sources.items() if re.search(r"= Console\(|(?<!\.)\bprint\(|[^.]\bTextColumn\(.*{", text)
     ]
     written = {name for name, text in sources.items() if re.search(r"\.write\(|\bConsole\b|\.print\(", text)}
-    # Sweeps write to their processes and logs.
+    # Sweeps write to pipes of their processes.
     assert written == {"output.py", "sweep_run.py", "sweep_training.py"}

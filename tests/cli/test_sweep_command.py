@@ -1,4 +1,4 @@
-"""`polaformer sweep` from a user's side: it trains what is missing, survives kills and failures, and prints one table."""
+"""`polaformer sweep` as a user sees it: it trains unfinished runs, survives kills and failures, and prints one table."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a sweep of three runs, trained two at a time: its file, its `out`, and what was printed."""
+    """A directory with a sweep of three runs, trained two at a time: its file, its `out`, and its output."""
     folder = tmp_path_factory.mktemp("swept")
     file = sweeps.write(folder / "sweep.toml", sweeps.TWO_CELLS)
     code, _, err = sweeps.run([file, "--out", folder / "out", "--jobs", "2"], folder)
@@ -143,7 +143,7 @@ def test_a_signal_saves_what_was_begun_and_says_how_to_go_on(number: signal.Sign
     err = (tmp_path / "stderr").read_text()
     assert process.exitcode == 128 + number
     assert "1 run is being saved" in err
-    assert f"polaformer sweep: {number.name}: all runs that were begun are saved; go on with the same command" in err
+    assert f"polaformer sweep: {number.name}: all started runs are saved; resume with the same command" in err
     assert "saved at step" in (tmp_path / "out" / "pola" / "0.log").read_text()
 
 
@@ -168,7 +168,7 @@ def test_a_run_that_diverges_is_reported_and_the_others_finish(tmp_path: Path) -
 def test_the_programs_that_a_sweep_starts_train_to_the_same_last_bit(
     swept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The real thing, once: a program of its own, in which nothing is loaded yet."""
+    """One real run: a separate program in which nothing is loaded yet."""
     file = sweeps.write(tmp_path / "sweep.toml", sweeps.ONE_CELL)
     code, out, err = run(["sweep", file, "--out", tmp_path / "out", "--threads", "1", "--json"], capsys)
     assert code == 0, err
@@ -223,10 +223,10 @@ def test_a_sweep_that_another_process_trains_is_left_alone(swept: Path, capsys: 
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        ([], 2, "no file given; name one that describes a sweep"),
-        (["sweep.toml", "--jobs", "0"], 2, "--jobs is 0; give a whole number of at least 1"),
-        (["sweep.toml", "--threads", "-1"], 2, "--threads is -1; give a whole number of at least 1"),
-        (["sweep.toml", "--dry-run", "--collect"], 2, "--dry-run and --collect are given; give one of them"),
+        ([], 2, "no file given; name a file that describes a sweep"),
+        (["sweep.toml", "--jobs", "0"], 2, "--jobs is 0; give an integer ≥ 1"),
+        (["sweep.toml", "--threads", "-1"], 2, "--threads is -1; give an integer ≥ 1"),
+        (["sweep.toml", "--dry-run", "--collect"], 2, "--dry-run and --collect are both given; give only one"),
         (["nothing.toml"], 65, "nothing.toml cannot be read: No such file or directory"),
         ([".", "--dry-run"], 65, ". cannot be read: it is not a regular file"),
         (["wrong.toml"], 65, "wrong.toml is not valid TOML: Invalid value (at line 1"),

@@ -1,4 +1,4 @@
-"""The commands that train, from a new user's side: train, resume, eval, predict, demo, alone and as torchrun starts them."""
+"""The commands around training as a user sees them: train, resume, eval, predict, demo, alone and under torchrun."""
 
 import json
 import os
@@ -141,7 +141,7 @@ def test_a_dry_run_tells_what_it_would_need_and_writes_nothing(
     monkeypatch.chdir(tmp_path)
     code, out, _ = run([*TRAIN, "--dry-run"], capsys)
     assert code == 0
-    for told in ("updates an epoch", "22", "memory of each process MB", "every number of it", "warmup_epochs"):
+    for told in ("updates an epoch", "22", "memory of each process MB", "all settings", "warmup_epochs"):
         assert told in out
     code, out, _ = run([*TRAIN, "--dry-run", "--json"], capsys)
     needs = json.loads(out)["needs"]
@@ -173,7 +173,7 @@ def test_eval_counts_what_training_counted(trained: Path, capsys: pytest.Capture
 
 
 def test_eval_squeezes_or_cuts(trained: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """On pictures that are not square the two ways of evaluating see different things."""
+    """On images that are not square, the two ways of resizing give different inputs."""
     draws = np.random.default_rng(0)
     for name in range(10):
         (tmp_path / "data" / str(name)).mkdir(parents=True)
@@ -226,10 +226,10 @@ def test_a_run_can_be_started_from_another(trained: Path, capsys: pytest.Capture
 
 
 def test_a_killed_command_is_resumed_by_the_command(trained: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """The real thing, once: a process of the operating system, SIGKILL, and `polaformer resume`."""
+    """One real run: a separate process, SIGKILL, and `polaformer resume`."""
     killed = tmp_path / "killed"
     command = [sys.executable, "-m", "polaformer", *TRAIN, "--save-every", "4", "--out", str(killed)]
-    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}  # as many as the other run had
+    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}  # as in the other run
     nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(command, env=environment, **nowhere)
     deadline = time.monotonic() + 90
@@ -301,7 +301,7 @@ def test_the_demo_trains_both_twins_and_writes_one_page(
 
 
 class Links(HTMLParser):
-    """Everything that a page would fetch."""
+    """All links of a page."""
 
     def __init__(self) -> None:
         super().__init__()

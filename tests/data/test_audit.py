@@ -222,7 +222,7 @@ def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, 
 def test_the_command_ends_with_0_where_nothing_is_wrong(clean: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run([str(clean)], capsys)
     assert code == 0
-    assert out.splitlines()[-1] == "nothing is wrong"
+    assert out.splitlines()[-1] == "no problems found"
     assert "cat: 3" in out
 
 
@@ -289,7 +289,7 @@ def test_the_share_that_is_held_out_is_an_option_as_in_training(clean: Path, cap
         (
             ["--write-manifest", "gone/manifest.json"],
             74,
-            "cannot write to gone/manifest.json: there is no folder gone; make it",
+            "cannot write to gone/manifest.json: there is no directory gone; create it",
         ),
         (["--manifest", "photos/train/cat/0.png"], 65, "0.png is not a dataset manifest"),
     ],

@@ -146,13 +146,13 @@ def test_one_that_cannot_be_used_is_told_to_who_asks_and_disturbs_no_other(
 def test_a_metric_that_is_not_finite_is_a_dash_and_null_and_ends_no_run(
     recipe: ClassificationRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Average precision without any objects is such a metric."""
-    from polaformer.cli.run_report import report
+    """Average precision of nothing is one."""
+    from polaformer.cli.run_report import report_run
     from polaformer.cli.training_view import TrainingView
 
     monkeypatch.setattr(Counts, "record", lambda self: RECORD(self) | {"accuracy": float("nan")})
     with TrainingView("name", recipe) as view:
         finished = train(recipe, tmp_path / "run", view)
-    report(finished, command="train", json=True)
+    report_run(finished, command="train", json=True)
     assert "accuracy –" in capsys.readouterr().err
     assert (tmp_path / "run" / "report.html").is_file()

@@ -1,4 +1,4 @@
-"""Looks in from the side: sharpness of attention maps, and figures."""
+"""Analysis of models: sharpness of attention maps, counts of parameters and MACs, figures, reports."""
 
 from polaformer.analysis import figures, sharpness
 

@@ -1,9 +1,7 @@
-"""How large a model is and how much it multiplies: in full, and as the paper counts.
+"""Parameters and multiply-accumulates (MACs) of a model: in full, and as the paper counts them.
 
-In full: every parameter; every multiplication of matrices, attention's own products among them, with torch's counter (half of
+In full: every parameter, and every matmul and convolution, including those inside attention, from torch's counter (half of
 its FLOPs). As the paper counts: see polaformer.backbones.published.
-
-# H heads, L tokens of a window
 """
 
 from collections.abc import Callable, Iterator
@@ -23,13 +21,13 @@ from polaformer.backbones.registry import MODELS
 from polaformer.backbones.swin import Swin
 
 LAYERS = (nn.Linear, nn.Conv2d, nn.LayerNorm, LinearGate)  # whose parameters the paper counts
-PRODUCTS_OF_LAYERS = ("addmm", "mm", "convolution")
-PER_NORMED = 4  # multiplications that thop counts for an element of a LayerNorm …
-PER_SOFTMAX = 3  # … and for an element of a softmax that is a module of its own, as in Swin
+LAYER_OPERATORS = ("addmm", "mm", "convolution")
+MACS_PER_NORM_ELEMENT = 4  # as thop counts a LayerNorm …
+MACS_PER_SOFTMAX_ELEMENT = 3  # … and a softmax that is a separate module, as in Swin
 
 
 class Counts(NamedTuple):
-    """Parameters, and multiplications for one image."""
+    """Parameters, and MACs for one image."""
 
     params: int
     macs: int
@@ -44,37 +42,38 @@ def count(model: Backbone, img_size: tuple[int, int] | None = None) -> Counts:
 
 
 def count_pass(model: nn.Module, forward: Callable[[Any], object]) -> Counts:
-    """The counts of a forward pass of any model, which is not changed.
+    """The counts for a forward pass of any model, which is not changed.
 
-    Takes no memory and little time for a model on the meta device.
+    On the meta device this takes no memory and little time.
     """
-    with _elements(model) as elements, FlopCounterMode(display=False) as counter, torch.no_grad():
+    with _count_elements(model) as elements, FlopCounterMode(display=False) as counter, torch.no_grad():
         forward(model)
-    products = {str(operator).rpartition(".")[2]: flops // 2 for operator, flops in counter.get_flop_counts()["Global"].items()}
-    in_layers = sum(macs for operator, macs in products.items() if operator in PRODUCTS_OF_LAYERS)
+    macs = {str(operator).rpartition(".")[2]: flops // 2 for operator, flops in counter.get_flop_counts()["Global"].items()}
+    in_layers = sum(number for operator, number in macs.items() if operator in LAYER_OPERATORS)
+    in_norms = MACS_PER_NORM_ELEMENT * elements["normed"]
     layers = [module for module in model.modules() if isinstance(module, LAYERS) and not isinstance(module, UnusedNorm)]
     return Counts(
         params=sum(parameter.numel() for parameter in model.parameters()),
-        macs=sum(products.values()),
+        macs=sum(macs.values()),
         paper_params=sum(parameter.numel() for layer in layers for parameter in layer.parameters(recurse=False)),
-        paper_macs=in_layers + PER_NORMED * elements["normed"] + PER_SOFTMAX * elements["softmax"],
+        paper_macs=in_layers + in_norms + MACS_PER_SOFTMAX_ELEMENT * elements["softmax"],
     )
 
 
 def count_named(name: str, **options: Any) -> Counts:
-    """The counts of a model by name, without giving it memory."""
+    """The counts of a model by name, without allocating memory for it."""
     with torch.device("meta"):
         return count(cast(Backbone, create_model(name, **options)))
 
 
 def count_rival(name: str, mechanism: str) -> Counts:
-    """The counts of a model by name with another mechanism, as the rows of the paper's tables have it."""
+    """The counts of a model by name with another mechanism, as in the rows of the paper's tables."""
     model = MODELS[name]
     return count_named(name, attention=with_mechanism(mechanism, len(model.attention), is_swin=issubclass(model.family, Swin)))
 
 
 def is_reproduced(row: Published, counts: Counts) -> tuple[bool, bool]:
-    """Whether the paper's way of counting gives the printed parameters, and the printed FLOPs, of a row of the paper."""
+    """Whether counting as the paper does gives the printed parameters, and the printed FLOPs, of a row of its tables."""
     return (
         f"{counts.paper_params / 1e6:.{_decimals(row.params)}f}" == row.params,
         f"{counts.paper_macs / 1e9:.{_decimals(row.flops)}f}" == row.flops,
@@ -86,8 +85,8 @@ def _decimals(printed: str) -> int:
 
 
 @contextmanager
-def _elements(model: nn.Module) -> Iterator[dict[str, int]]:
-    """Counts, while inside, the elements that go through LayerNorms and through softmax in windows."""
+def _count_elements(model: nn.Module) -> Iterator[dict[str, int]]:
+    """Count, inside the context, the elements that pass through LayerNorms and through softmax in windows."""
     found = {"normed": 0, "softmax": 0}
 
     def normed(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:

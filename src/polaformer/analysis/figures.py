@@ -1,4 +1,4 @@
-"""Figures as PNG files. matplotlib is imported when one is drawn, and without any global state."""
+"""Figures as PNG files. matplotlib is imported only when one is drawn, and its global state is not used."""
 
 from collections.abc import Sequence
 from math import log
@@ -13,7 +13,7 @@ from polaformer.extras import require
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart.
+# Okabe and Ito's palette, safe for colour-blind readers.
 COLOURS = {
     "softmax": "#D55E00",
     "linear": "#999999",
@@ -24,9 +24,9 @@ STYLE: Any = {"font.size": 9.0, "axes.spines.top": False, "axes.spines.right": F
 
 
 def save_sharpness(path: Path, found: Sequence[Sharpness], image: Tensor, *, query: tuple[int, int], title: str) -> None:
-    """Entropy of every mechanism, and below it where the pixel `query` (row, column) of the first image attends (head 1).
+    """Plot the entropy of every mechanism, and below it where the pixel `query` (row, column) of the first image attends.
 
-    image (height, width): the picture whose pixels are the tokens of `found`.
+    image (height, width): the first image; its pixels are the tokens of `found`. The maps are those of head 1.
     """
     shown = [one for one in found if one.power in (None, 1.0, 3.0, 5.0) and one.mechanism != "polarity, opposite sign"]
     shown += [one for one in found if one.power == 3.0 and one.mechanism == "polarity, opposite sign"]
@@ -47,43 +47,43 @@ def save_times(
     *,
     title: str,
 ) -> None:
-    """Seconds of a forward pass against the number of tokens on logarithmic axes, one line a mechanism, slopes in the legend.
+    """Plot seconds per forward pass against the number of tokens on log-log axes: one line per mechanism, slopes in the legend.
 
-    times and slopes have the same keys, which are the names in the legend; None marks a length that was not measured.
+    times and slopes have the same keys, the names in the legend; None marks a length that was not measured.
     """
     with style():
         figure = new_figure(6.4, 4.4)
         axes = figure.subplots()
-        looks = zip(times, ("#0072B2", "#D55E00", "#009E73"), "osD", strict=False)
-        for name, colour, marker in looks:
+        styles = zip(times, ("#0072B2", "#D55E00", "#009E73"), "osD", strict=False)
+        for name, colour, marker in styles:
             points = [(n, 1e3 * t) for n, t in zip(lengths, times[name], strict=True) if t is not None]
-            grows = "" if slopes[name] is None else f": time ∝ $N^{{{slopes[name]:.2f}}}$"
-            axes.loglog(*zip(*points, strict=True), color=colour, marker=marker, label=name + grows)
+            growth = "" if slopes[name] is None else f": time ∝ $N^{{{slopes[name]:.2f}}}$"
+            axes.loglog(*zip(*points, strict=True), color=colour, marker=marker, label=name + growth)
         _label_times(axes)
         axes.set_title(title, loc="left")
         figure.savefig(path)
 
 
 def _draw_entropies(axes: "Axes", found: Sequence[Sharpness]) -> None:
-    """Bars of the mean entropy, a line from the 5th to the 95th percentile of the rows, uniform attention dashed."""
-    places = range(len(found))[::-1]
+    """Draw bars of the mean entropy, error bars from the 5th to the 95th percentile of the rows, uniform attention dashed."""
+    positions = range(len(found))[::-1]
     means = [one.mean for one in found]
     low, high = ([float(one.entropy.flatten().quantile(level)) for one in found] for level in (0.05, 0.95))
     spread = [[m - a for m, a in zip(means, low, strict=True)], [b - m for m, b in zip(means, high, strict=True)]]
-    axes.barh(places, means, color=[COLOURS[one.mechanism] for one in found], height=0.7)
-    axes.errorbar(means, places, xerr=spread, fmt="none", ecolor="black", elinewidth=1, capsize=2)
+    axes.barh(positions, means, color=[COLOURS[one.mechanism] for one in found], height=0.7)
+    axes.errorbar(means, positions, xerr=spread, fmt="none", ecolor="black", elinewidth=1, capsize=2)
     uniform = log(found[0].weights.shape[-1])
-    for place, one in zip(places, found, strict=True):
-        axes.text(1.02 * uniform, place, f"{one.mean:.2f}", va="center")
+    for position, one in zip(positions, found, strict=True):
+        axes.text(1.02 * uniform, position, f"{one.mean:.2f}", va="center")
     axes.axvline(uniform, color="black", linestyle="--", linewidth=1)
-    axes.set_yticks(places, [_name(one) for one in found])
+    axes.set_yticks(positions, [_name(one) for one in found])
     axes.set_xlim(0, 1.1 * uniform)
     axes.set_xlabel(f"positive sequence entropy of a row (nats); dashed: uniform attention, ln {found[0].weights.shape[-1]}")
-    axes.set_title("Less is sharper. Bars and numbers: mean over all rows; lines: 5th to 95th percentile", loc="left")
+    axes.set_title("Lower is sharper. Bars and numbers: mean over all rows; error bars: 5th to 95th percentile", loc="left")
 
 
 def _draw_rows(figure: Any, shown: Sequence[Sharpness], image: Tensor, query: tuple[int, int]) -> None:
-    """The picture with the query marked, then the query's row of each map as a picture, all on one colour scale."""
+    """Draw the image with the query marked, then the query's row of each map as a heatmap, all on one colour scale."""
     from matplotlib.colors import PowerNorm
 
     row, column = query
@@ -124,7 +124,7 @@ def _name(one: Sharpness) -> str:
 
 
 def style() -> Any:
-    """The context in which figures are drawn; raises MissingExtraError without matplotlib."""
+    """The matplotlib context for drawing figures; raises MissingExtraError without matplotlib."""
     require("train", "matplotlib")
     import matplotlib
 
@@ -132,7 +132,7 @@ def style() -> Any:
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty figure in inches that draws itself with Agg, whatever the display."""
+    """An empty figure, its size in inches, that is rendered with Agg and needs no display."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=150, layout="constrained")

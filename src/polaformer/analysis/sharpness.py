@@ -1,4 +1,4 @@
-"""How sharp the attention of three mechanisms is on the same queries and keys (Eq. 7 of the paper).
+"""Sharpness of three attention mechanisms on the same queries and keys: positive sequence entropy, Eq. 7 of the paper.
 
 # B batch, H heads, N queries, M keys, D head width, F features of a token
 """
@@ -25,7 +25,7 @@ class Sharpness:
     """The attention map of one mechanism and the entropy of its rows."""
 
     mechanism: str
-    power: float | None  # of polarity attention
+    power: float | None  # polarity attention only
     weights: Tensor  # (B, H, N, M)
     entropy: Tensor  # (B, H, N), nats
 
@@ -36,15 +36,15 @@ class Sharpness:
 
     @property
     def fraction(self) -> float:
-        """The mean entropy as a fraction of log(M), that of uniform attention."""
+        """The mean entropy as a fraction of log(M), the entropy of uniform attention."""
         return self.mean / log(self.weights.shape[-1])
 
 
 def compare(q: Tensor, k: Tensor, powers: Sequence[float] = POWERS) -> list[Sharpness]:
     """Softmax, ELU + 1 linear, and both streams of polarity attention at each power, on the same q and k.
 
-    q (B, H, N, D), k (B, H, M, D) with M ≥ 2. One power serves all heads and channels. A query that meets no key mass in a
-    stream has no entropy there and raises ValueError.
+    q (B, H, N, D), k (B, H, M, D) with M ≥ 2. All heads and channels use the same power. A query without key mass in a stream
+    has no entropy there and raises ValueError.
     """
     num_heads, head_dim = q.shape[1], q.shape[3]
     maps: list[tuple[str, float | None, Tensor]] = []
@@ -57,7 +57,7 @@ def compare(q: Tensor, k: Tensor, powers: Sequence[float] = POWERS) -> list[Shar
 
 
 def digit_images(num_images: int) -> Tensor:
-    """The first handwritten digits of scikit-learn's bundled set, (num_images, 8, 8), between 0 and 1."""
+    """The first handwritten digits of scikit-learn's bundled data set, (num_images, 8, 8), in [0, 1]."""
     require("train", "sklearn")
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
@@ -65,17 +65,17 @@ def digit_images(num_images: int) -> Tensor:
 
 
 def pixel_tokens(images: Tensor) -> Tensor:
-    """One token a pixel, (B, height·width, 11): the 3×3 pixels around it, row and column; each at zero mean, unit variance."""
+    """One token per pixel, (B, height·width, 11): its 3×3 neighbourhood, row and column, standardised to mean 0, variance 1."""
     batch, height, width = images.shape
     around = F.unfold(images[:, None], kernel_size=3, padding=1).mT  # (B, N, 9)
     rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    place = torch.stack([rows, columns], dim=-1).flatten(0, 1).to(images.dtype)  # (N, 2)
-    tokens = torch.cat([around, place.expand(batch, -1, -1)], dim=-1)
+    position = torch.stack([rows, columns], dim=-1).flatten(0, 1).to(images.dtype)  # (N, 2)
+    tokens = torch.cat([around, position.expand(batch, -1, -1)], dim=-1)
     return (tokens - tokens.mean(dim=(0, 1))) / tokens.std(dim=(0, 1))
 
 
 def random_queries_and_keys(tokens: Tensor, *, num_heads: int = 4, head_dim: int = 32, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """q and k, each (B, H, N, D): tokens (B, N, F) through two fixed normal projections with variance about one."""
+    """q and k, each (B, H, N, D): two fixed Gaussian projections of tokens (B, N, F), with variance near 1."""
     generator = torch.Generator().manual_seed(seed)
     features = tokens.shape[-1]
 

@@ -1,4 +1,4 @@
-"""Figures of trained classifiers as bytes of PNG files: how they learned, what they confuse, where they look."""
+"""Figures of training runs as PNG bytes: learning curves, confusion matrices, predictions, attention maps, entropies."""
 
 import io
 import re
@@ -30,48 +30,48 @@ STREAMS = {
     "softmax": COLOURS["softmax"],
     "linear": COLOURS["linear"],
 }
-MOST_NUMBERED = 20  # classes whose confusion matrix has numbers in its cells …
-MOST_IN_MATRIX = 100  # … and those that have a matrix at all
+MAX_CLASSES_NUMBERED = 20  # in a confusion matrix with numbers in its cells …
+MAX_CLASSES_IN_MATRIX = 100  # … and in any matrix
 NUM_PAIRS = 20
-BLOCKS_A_LINE = 6
-SHORT = 15  # letters of a name that are drawn
+BLOCKS_PER_LINE = 6
+MAX_NAME_LENGTH = 15
 
 
 def draw_learning_curves(journals: Mapping[str, Journal], metric: Metric) -> bytes:
-    """Training loss against epochs, then the validation metric against epochs and against seconds; one line a run."""
+    """Draw training loss against epochs, then the validation metric against epochs and against time; one line per run."""
     with _drawing():
-        figure = _roomy_figure(10.0, 3.5 if len(journals) > 1 else 3.2)
+        figure = _padded_figure(10.0, 3.5 if len(journals) > 1 else 3.2)
         loss, by_epoch, by_time = figure.subplots(1, 3)
         unit, seconds = _unit_of_time(
-            [one["wall"]["seconds"] for journal in journals.values() for one in lines(journal, "eval")]
+            [one["wall"]["seconds"] for journal in journals.values() for one in journal_lines(journal, "eval")]
         )
         for (name, journal), colour in zip(journals.items(), _colours(len(journals)), strict=True):
-            look = {"color": colour, "label": short(name, 40)}
-            _draw_curve(loss, [(one["epoch"], one["loss"]) for one in lines(journal, "train")], look)
-            evaluated = lines(journal, "eval")
-            _draw_curve(by_epoch, [(one["epoch"], one[metric.name]) for one in evaluated], look)
-            _draw_curve(by_time, [(one["wall"]["seconds"] / seconds, one[metric.name]) for one in evaluated], look)
+            look = {"color": colour, "label": shorten(name, 40)}
+            _draw_curve(loss, [(one["epoch"], one["loss"]) for one in journal_lines(journal, "train")], look)
+            evaluations = journal_lines(journal, "eval")
+            _draw_curve(by_epoch, [(one["epoch"], one[metric.name]) for one in evaluations], look)
+            _draw_curve(by_time, [(one["wall"]["seconds"] / seconds, one[metric.name]) for one in evaluations], look)
         _label_curves(loss, "epoch", "training loss")
         label = f"validation {metric.label}{f' ({metric.unit})' if metric.unit else ''}"
         _label_curves(by_epoch, "epoch", label)
-        _label_curves(by_time, f"{unit} of training", label)
+        _label_curves(by_time, f"training time ({unit})", label)
         if len(journals) > 1:
             _add_legend(figure, loss)
         return _png(figure)
 
 
 def draw_confusion(confusion: Tensor, classes: Sequence[str]) -> bytes:
-    """How often each class (row) was taken for each (column), (K, K); of more than 100 classes, the pairs most confused."""
+    """Draw the confusion matrix (K, K), true class by predicted class; for more than 100 classes, the most confused pairs."""
     with _drawing():
-        return _png(_matrix(confusion, classes) if len(classes) <= MOST_IN_MATRIX else _pairs(confusion, classes))
+        return _png(_matrix(confusion, classes) if len(classes) <= MAX_CLASSES_IN_MATRIX else _pairs(confusion, classes))
 
 
 def draw_predictions(samples: Sequence[Sample]) -> bytes:
-    """The images in the order given, four a line, each below "true → predicted (probability)", green if right, red if not."""
+    """Draw the images in the given order, four per line, each titled "true → predicted (probability)" in green or red."""
     columns = min(4, len(samples))
     num_lines = ceil(len(samples) / columns)
     with _drawing():
-        figure = _roomy_figure(2.0 * max(columns, 2), 2.3 * num_lines)
+        figure = _padded_figure(2.0 * max(columns, 2), 2.3 * num_lines)
         panels = list(figure.subplots(num_lines, columns, squeeze=False).flat)
         for panel, sample in zip(panels, samples, strict=False):
             colour = RIGHT if sample.is_right else WRONG
@@ -84,41 +84,41 @@ def draw_predictions(samples: Sequence[Sample]) -> bytes:
 
 
 def draw_attention(image: Tensor, rows: Sequence[BlockRow]) -> bytes:
-    """The image (channels, height, width) with the query marked, then the query's row of each block, its streams below it."""
+    """Draw the image (channels, height, width) with the query marked, then the query's row of each block, streams below."""
     from matplotlib.gridspec import GridSpec
 
-    groups = [rows[start : start + BLOCKS_A_LINE] for start in range(0, len(rows), BLOCKS_A_LINE)]
-    num_lines = [max(len(row.pictures) for row in group) for group in groups]
+    groups = [rows[start : start + BLOCKS_PER_LINE] for start in range(0, len(rows), BLOCKS_PER_LINE)]
+    num_lines = [max(len(row.heatmaps) for row in group) for group in groups]
     columns = 1 + len(groups[0])
     with _drawing():
-        figure = _roomy_figure(max(1.6 * columns, 4.0), 1.8 * sum(num_lines) + 0.2)
+        figure = _padded_figure(max(1.6 * columns, 4.0), 1.8 * sum(num_lines) + 0.2)
         grid = GridSpec(sum(num_lines), columns, figure=figure)
         panel = figure.add_subplot(grid[0, 0])
         _draw_image(panel, image)
         _mark_query(panel, image, rows[0])
         panel.set_title("the image\n□ the query")
-        for place, group in enumerate(groups):
+        for index, group in enumerate(groups):
             for column, row in enumerate(group, start=1):
-                for line, stream in enumerate(row.pictures, start=sum(num_lines[:place])):
+                for line, stream in enumerate(row.heatmaps, start=sum(num_lines[:index])):
                     _draw_row(figure.add_subplot(grid[line, column]), image, row, stream)
         return _png(figure)
 
 
 def draw_entropies(runs: Mapping[str, Sequence[BlockRow]]) -> bytes:
-    """Bars of the mean entropy of each block, stream and run; above each a dashed line at ln M, that of uniform attention."""
+    """Draw bars of the mean entropy of each block, stream and run, with a dashed line at ln M, that of uniform attention."""
     bars = {(row.name, name, stream): row for name, rows in runs.items() for row in rows for stream in row.entropy}
     series = list(dict.fromkeys((name, stream) for _, name, stream in bars))
     blocks = sorted({block for block, _, _ in bars}, key=_numbers)
     width = min(0.4, 0.8 / max(Counter(block for block, _, _ in bars).values()))
     centres = _centres(bars, blocks, width)
     with _drawing():
-        figure = _roomy_figure(min(10.0, max(5.0, 2.0 + 0.42 * len(bars))), 3.6)
+        figure = _padded_figure(min(10.0, max(5.0, 2.0 + 0.42 * len(bars))), 3.6)
         axes = figure.subplots()
         for (name, stream), colour in zip(series, _stream_colours(series), strict=True):
             keys = [(block, name, stream) for block in blocks if (block, name, stream) in bars]
             where = [centres[key] for key in keys]
             drawn = axes.bar(where, [bars[key].entropy[stream] for key in keys], 0.92 * width, color=colour)
-            drawn.set_label(stream if len(runs) == 1 else f"{short(name, 30)}: {stream}")
+            drawn.set_label(stream if len(runs) == 1 else f"{shorten(name, 30)}: {stream}")
             _draw_uniform(axes, where, width, [bars[key].num_keys for key in keys])
             if len(bars) <= 24:
                 ink = "white" if colour == PALETTE[0] else "black"
@@ -129,13 +129,13 @@ def draw_entropies(runs: Mapping[str, Sequence[BlockRow]]) -> bytes:
         return _png(figure)
 
 
-def lines(journal: Journal, kind: str) -> list[Mapping[str, Any]]:
-    """The lines of a kind ("train" or "eval") of a journal."""
+def journal_lines(journal: Journal, kind: str) -> list[Mapping[str, Any]]:
+    """The lines of one kind ("train" or "eval") of a journal."""
     return [line for line in journal if line.get("kind") == kind]
 
 
 def block_label(name: str) -> str:
-    """The name of a module in a reader's words: "block 1" for blocks.0.attn, "block 2.1" for stages.1.blocks.0.attn."""
+    """A readable label for a module name: "block 1" for blocks.0.attn, "block 2.1" for stages.1.blocks.0.attn."""
     numbers = [str(number + 1) for number in _numbers(name)]
     return f"block {'.'.join(numbers)}" if numbers else name
 
@@ -144,8 +144,8 @@ def _numbers(name: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", name)]
 
 
-def short(name: str, length: int = SHORT) -> str:
-    """The name on one line, its middle replaced by … if it is longer; what no file can hold is spelled out."""
+def shorten(name: str, length: int = MAX_NAME_LENGTH) -> str:
+    """The name on one line, its middle replaced by … if it is too long; characters that UTF-8 cannot encode are escaped."""
     name = " ".join(name.encode("utf-8", "backslashreplace").decode().split())
     tail = length // 3
     return name if len(name) <= length else f"{name[: length - tail - 1]}…{name[-tail:]}"
@@ -171,7 +171,7 @@ def _label_curves(axes: "Axes", x_label: str, y_label: str) -> None:
 
 
 def _unit_of_time(seconds: Sequence[float]) -> tuple[str, int]:
-    """The unit in which the longest time is a handy number, and how many seconds it has."""
+    """A unit that suits the longest time, and its length in seconds."""
     longest = max(seconds, default=0.0)
     return ("seconds", 1) if longest < 600 else ("minutes", 60) if longest < 4 * 3600 else ("hours", 3600)
 
@@ -180,20 +180,20 @@ def _matrix(confusion: Tensor, classes: Sequence[str]) -> Any:
     from matplotlib.colors import PowerNorm
 
     num_classes = len(classes)
-    numbered = num_classes <= MOST_NUMBERED
+    numbered = num_classes <= MAX_CLASSES_NUMBERED
     side = max(3.4, 0.4 * num_classes + 1.6) if numbered else 7.0
-    figure = _roomy_figure(side + 0.9, side)
+    figure = _padded_figure(side + 0.9, side)
     axes = figure.subplots()
     share = confusion / confusion.sum(dim=1, keepdim=True).clamp(min=1)
     drawn = axes.imshow(share.tolist(), cmap="Blues", norm=PowerNorm(0.5, vmin=0, vmax=1), interpolation="nearest")
-    places = range(0, num_classes, 1 if numbered else ceil(num_classes / MOST_NUMBERED))
-    names = [short(classes[place]) for place in places]
-    axes.set_xticks(places, names, rotation=0 if max(map(len, names)) <= 3 else 90)
-    axes.set_yticks(places, names)
+    ticks = range(0, num_classes, 1 if numbered else ceil(num_classes / MAX_CLASSES_NUMBERED))
+    names = [shorten(classes[tick]) for tick in ticks]
+    axes.set_xticks(ticks, names, rotation=0 if max(map(len, names)) <= 3 else 90)
+    axes.set_yticks(ticks, names)
     axes.set(xlabel="predicted class", ylabel="true class")
     if numbered:
         _number_cells(axes, confusion, share)
-    bar = figure.colorbar(drawn, ax=axes, shrink=0.8, label="share of the true class (square-root scale)")
+    bar = figure.colorbar(drawn, ax=axes, shrink=0.8, label="fraction of the true class (square-root scale)")
     bar.set_ticks([0, 0.05, 0.25, 0.5, 1], labels=["0", "5 %", "25 %", "50 %", "100 %"])
     bar.minorticks_off()
     return figure
@@ -206,74 +206,74 @@ def _number_cells(axes: "Axes", confusion: Tensor, share: Tensor) -> None:
 
 
 def _pairs(confusion: Tensor, classes: Sequence[str]) -> Any:
-    """Bars of the pairs of a true class and another that it is most often taken for."""
+    """Bars of the most frequent errors: pairs of a true class and a predicted one."""
     from matplotlib.ticker import MaxNLocator
 
     wrong = confusion.clone().fill_diagonal_(0)
-    counts, places = wrong.flatten().topk(NUM_PAIRS)
-    pairs = [(count, place) for count, place in zip(counts.tolist(), places.tolist(), strict=True) if count]
-    figure = _roomy_figure(8.0, max(1.6, 0.27 * len(pairs) + 1.0))
+    counts, indices = wrong.flatten().topk(NUM_PAIRS)
+    pairs = [(count, index) for count, index in zip(counts.tolist(), indices.tolist(), strict=True) if count]
+    figure = _padded_figure(8.0, max(1.6, 0.27 * len(pairs) + 1.0))
     axes = figure.subplots()
     if not pairs:
-        axes.text(0.5, 0.5, "nothing was confused", ha="center", va="center", transform=axes.transAxes)
+        axes.text(0.5, 0.5, "no errors", ha="center", va="center", transform=axes.transAxes)
         axes.axis("off")
         return figure
     heights = range(len(pairs))[::-1]
     bars = axes.barh(heights, [count for count, _ in pairs], color=WRONG, height=0.7)
     axes.bar_label(bars, padding=2)
-    names = [short(name, 30) for name in classes]
-    axes.set_yticks(heights, [f"{names[place // len(names)]} → {names[place % len(names)]}" for _, place in pairs])
-    axes.set_xlabel("images of the first class that were taken for the second")
+    names = [shorten(name, 30) for name in classes]
+    axes.set_yticks(heights, [f"{names[index // len(names)]} → {names[index % len(names)]}" for _, index in pairs])
+    axes.set_xlabel("number of images (true class → predicted class)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
 
 
 def _title(sample: Sample) -> str:
-    mark, true, predicted = "✓" if sample.is_right else "✗", short(sample.true), short(sample.predicted)
+    mark, true, predicted = "✓" if sample.is_right else "✗", shorten(sample.true), shorten(sample.predicted)
     between = " " if len(true) + len(predicted) <= 10 else "\n"
     return f"{mark} {true}{between}→ {predicted} ({100 * sample.probability:.0f} %)"
 
 
 def _draw_image(panel: "Axes", image: Tensor) -> None:
     pixels = image.permute(1, 2, 0) if len(image) == 3 else image[0]
-    smooth = None if min(image.shape[1:]) >= 64 else "nearest"  # None: matplotlib's own choice
-    panel.imshow(pixels.numpy(), cmap="gray", vmin=0, vmax=1, interpolation=smooth)
-    _bare(panel)
+    interpolation = None if min(image.shape[1:]) >= 64 else "nearest"  # None: matplotlib's default
+    panel.imshow(pixels.numpy(), cmap="gray", vmin=0, vmax=1, interpolation=interpolation)
+    _hide_axes(panel)
 
 
 def _draw_row(panel: "Axes", image: Tensor, row: BlockRow, stream: str) -> None:
     height, width = image.shape[1:]
-    weights = row.pictures[stream]
-    place = (-0.5, width - 0.5, height - 0.5, -0.5)  # that of the image's pixels
-    panel.imshow(weights.tolist(), cmap="viridis", vmin=0, extent=place, interpolation="nearest")
+    weights = row.heatmaps[stream]
+    extent = (-0.5, width - 0.5, height - 0.5, -0.5)  # that of the image's pixels
+    panel.imshow(weights.tolist(), cmap="viridis", vmin=0, extent=extent, interpolation="nearest")
     _mark_query(panel, image, row)
-    _bare(panel)
+    _hide_axes(panel)
     title = f"{stream}, max. {float(weights.max()):.2g}"
-    panel.set_title(title if stream != next(iter(row.pictures)) else f"{block_label(row.name)}\n{title}")
+    panel.set_title(title if stream != next(iter(row.heatmaps)) else f"{block_label(row.name)}\n{title}")
 
 
-def _bare(panel: "Axes") -> None:
+def _hide_axes(panel: "Axes") -> None:
     panel.set(xticks=[], yticks=[])
     panel.spines[:].set_visible(False)
 
 
 def _mark_query(panel: "Axes", image: Tensor, row: BlockRow) -> None:
-    """A frame around the query's cell, or a larger one where cells are too small to see."""
+    """Draw a frame around the query's cell, enlarged if the cell is too small to see."""
     from matplotlib.patches import Rectangle
 
     sizes = image.shape[1:]
-    centre = [(place + 0.5) * size / cells - 0.5 for place, size, cells in zip(row.query, sizes, row.grid, strict=True)]
+    centre = [(index + 0.5) * size / cells - 0.5 for index, size, cells in zip(row.query, sizes, row.grid, strict=True)]
     height, width = (max(size / cells, 0.08 * size) for size, cells in zip(sizes, row.grid, strict=True))
     corner = (centre[1] - width / 2, centre[0] - height / 2)
     panel.add_patch(Rectangle(corner, width, height, fill=False, edgecolor=WRONG, linewidth=2, clip_on=False))
 
 
 def _centres(bars: Iterable[tuple[str, str, str]], blocks: Sequence[str], width: float) -> dict[tuple[str, str, str], float]:
-    """Where each bar (block, run, stream) stands: those of a block, whichever it has, side by side around its place."""
+    """The centre of each bar (block, run, stream): the bars of a block are side by side around the block's index."""
     found: dict[tuple[str, str, str], float] = {}
-    for place, block in enumerate(blocks):
-        beside = [bar for bar in bars if bar[0] == block]
-        found |= {bar: place + (i - (len(beside) - 1) / 2) * width for i, bar in enumerate(beside)}
+    for index, block in enumerate(blocks):
+        in_block = [bar for bar in bars if bar[0] == block]
+        found |= {bar: index + (i - (len(in_block) - 1) / 2) * width for i, bar in enumerate(in_block)}
     return found
 
 
@@ -288,39 +288,39 @@ def _label_entropies(axes: "Axes", blocks: Sequence[str]) -> None:
         labels = [label.removeprefix("block ") for label in labels]
         axes.set_xlabel("block")
     axes.set_xticks(range(len(blocks)), labels, rotation=90 if len(blocks) > 16 else 0)
-    axes.set_ylabel("entropy of a row (nats)")
+    axes.set_ylabel("entropy per row (nats)")
 
 
 def _add_legend(figure: Any, axes: "Axes") -> None:
-    """Above all panels, in as many columns as find room."""
+    """Draw the legend above all panels, in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
-    letters = figure.get_figwidth() * 12  # that fit beside each other
+    letters = figure.get_figwidth() * 12  # that fit on one line
     columns = max(1, min(len(labels), int(letters / (max(map(len, labels)) + 8))))
     figure.legend(handles, labels, loc="outside upper center", ncols=columns, frameon=False)
 
 
 def _stream_colours(series: Sequence[tuple[str, str]]) -> list[str]:
-    """Each stream in its own colour, or, where several runs have the same stream, each in another."""
+    """The fixed colours of the streams; if several runs share a stream, a different colour for each series."""
     streams = [stream for _, stream in series]
     if len(set(streams)) == len(streams) and set(streams) <= set(STREAMS):
         return [STREAMS[stream] for stream in streams]
     return _colours(len(series))
 
 
-def _roomy_figure(width: float, height: float) -> Any:
-    """An empty figure in inches, with some room around its panels."""
+def _padded_figure(width: float, height: float) -> Any:
+    """An empty figure, its size in inches, with padding around its panels."""
     figure = new_figure(width, height)
     figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, wspace=0.02, hspace=0.02)
     return figure
 
 
 def _colours(number: int) -> list[str]:
-    return [PALETTE[place % len(PALETTE)] for place in range(number)]
+    return [PALETTE[index % len(PALETTE)] for index in range(number)]
 
 
 @contextmanager
 def _drawing() -> Iterator[None]:
-    """The style of all figures; a class called $x$ is no formula."""
+    """The style of all figures; a class named $x$ is not parsed as a formula."""
     with style():
         import matplotlib
 
@@ -331,7 +331,7 @@ def _drawing() -> Iterator[None]:
 def _png(figure: Any) -> bytes:
     file = io.BytesIO()
     with warnings.catch_warnings():
-        # Names of classes in scripts that the font lacks become boxes; the report has them as text, too.
+        # Class names in scripts that the font lacks become boxes; the report also has them as text.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(file, format="png", metadata={"Software": None})
     return file.getvalue()

@@ -1,4 +1,4 @@
-"""`polaformer check`: what is wrong with a data set, before a training finds out."""
+"""`polaformer check`: find the problems in a data set before training does."""
 
 import os
 from collections.abc import Sequence
@@ -9,8 +9,9 @@ from typing import Annotated
 
 import tyro
 
+from polaformer.cli.command import DynamicCommand
 from polaformer.cli.errors import BAD_DATA, UsageError
-from polaformer.cli.options import loose_words, parse, print_help, value_of, wants_help
+from polaformer.cli.options import parse, peek_option, positional_arguments, print_help, wants_help
 from polaformer.cli.output import load, new_table, print_all, print_json, progress_bar
 from polaformer.errors import CannotWriteError, printable
 from polaformer.regular_files import writing
@@ -18,17 +19,16 @@ from polaformer.tasks.recipe import POSITIONAL
 from polaformer.tasks.registry import DEFAULT, find_task, tasks
 from polaformer.tasks.task import Advance, Audit, CheckOptions, Task
 
-MOST_LINES = 50
+MAX_LINES = 50
 PROGRAM = "polaformer check"
 
 
 @dataclass(frozen=True)
-class Check:
-    """Read all of a data set and list what is wrong.
+class Check(DynamicCommand):
+    """Read a whole data set and list its problems.
 
-    Of images, finds those that are damaged, cut short, no images, or too large; the same image in training and validation, or
-    under two classes; and, against a manifest that was written before, files that have changed. Exit code 65 if anything is
-    wrong.
+    Finds images that are damaged, truncated, too large, or not images; the same image in training and validation, or in two
+    classes; and, given a manifest written earlier, files that have changed. The exit code is 65 if there are problems.
 
     Example: polaformer check photos
 
@@ -40,16 +40,16 @@ class Check:
     )
     """The data, as for train: a folder, a .tar, an .npz, hfds:FOLDER, or digits."""
     task: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """The task whose data they are; found out unless given."""
+    """The task that the data are for; detected if not given."""
     manifest: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Compare every sample with the digests in this file."""
+    """Compare every sample with its digest in this file."""
     write_manifest: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Write the digest of every sample into this file."""
+    """Write the digest of every sample to this file."""
     json: bool = False
-    """Print the result as JSON on stdout and nothing else there."""
+    """Print the result as JSON on stdout, and nothing else."""
 
     def problems(self) -> list[str]:
-        """Everything that makes no sense, a line each."""
+        """All problems with the options, one string each."""
         names = ", ".join(self.inputs)
         found = [] if len(self.inputs) == 1 else [f"several data sets given ({names}); name one, as in: {PROGRAM} photos"]
         if self.manifest is not None and not os.path.isfile(self.manifest):
@@ -59,24 +59,24 @@ class Check:
         return found
 
     @classmethod
-    def run_words(cls, words: Sequence[str]) -> int:
-        """Checks what the words say; which options there are depends on the task."""
-        if wants_help(words):
-            task = find_task(value_of("task", words) or DEFAULT)
+    def run_arguments(cls, arguments: Sequence[str]) -> int:
+        """Check the data set; the available options depend on the task."""
+        if wants_help(arguments):
+            task = find_task(peek_option("task", arguments) or DEFAULT)
             return print_help(PROGRAM, cls.__doc__ or "", cls(), task.checking())
-        data = loose_words(words, cls(), *(task.checking() for task in tasks().found.values()))
+        data = positional_arguments(arguments, cls(), *(task.checking() for task in tasks().found.values()))
         if not data:
-            raise UsageError(f"no data given; name them, as in: {PROGRAM} photos")
-        task = _task_of(data[0], value_of("task", words))
-        command, options = parse(words, cls(), task.checking(), program=PROGRAM)
+            raise UsageError(f"no data given; name the data set, as in: {PROGRAM} photos")
+        task = _task_of(data[0], peek_option("task", arguments))
+        command, options = parse(arguments, cls(), task.checking(), program=PROGRAM)
         return command.run(task, options)
 
     def run(self, task: Task, options: CheckOptions) -> int:
-        """Reads everything and prints what is wrong."""
+        """Read everything and print the problems."""
         target = self.write_manifest
         if target is not None and not os.path.isdir(target.parent):
             raise CannotWriteError(
-                f"cannot write to {target}: there is no folder {target.parent}; make it, or give another name"
+                f"cannot write to {target}: there is no directory {target.parent}; create it, or give another name"
             )
         load("polaformer.data.audit")
         from polaformer.data.audit import read_manifest, write_manifest
@@ -105,13 +105,13 @@ class Check:
         for name, facts in audit.parts.items():
             table.add_row(name, *(str(facts.get(column, "")) for column in columns))
         lines = [printable(", ".join(list(problem.values())[:-1]) + f": {problem['text']}") for problem in audit.problems]
-        more = [f"… and {len(lines) - MOST_LINES} more; --json lists them all"] if len(lines) > MOST_LINES else []
-        found = f"{len(lines)} problem{'s' * (len(lines) != 1)}" if lines else "nothing is wrong"
-        print_all(table, *lines[:MOST_LINES], *more, found)
+        more = [f"… and {len(lines) - MAX_LINES} more; --json lists them all"] if len(lines) > MAX_LINES else []
+        summary = f"{len(lines)} problem{'s' * (len(lines) != 1)}" if lines else "no problems found"
+        print_all(table, *lines[:MAX_LINES], *more, summary)
 
 
 def _task_of(data: str, name: str | None) -> Task:
-    """The task of that name, or the first that the data look like; classification, which takes any, is asked last."""
+    """The task of that name, or the first one that recognises the data; classification, which takes any data, comes last."""
     if name is not None:
         return find_task(name)
     in_order = sorted(tasks().found.values(), key=lambda task: task.name == DEFAULT)

@@ -1,4 +1,4 @@
-"""`polaformer convert`: a weights file of any readable kind as one of ours."""
+"""`polaformer convert`: rewrite any readable weights file in our format."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from polaformer.backbones.loading import Loaded
     from polaformer.weights.errors import WeightsError
 
-MOST_LINES = 40  # of an error: what does not fit may be hundreds of names
+MAX_LINES = 40  # of an error message, which may list hundreds of parameter names
 
 
 @dataclass(frozen=True)
 class Convert:
-    """Turn the authors' .pth, timm's weights or any state dict into a safetensors file of ours.
+    """Convert the authors' .pth, timm weights or any state dict to our safetensors format.
 
-    The model is recognised by the names and shapes of the parameters, or given; then tables are resized to it if need be.
-    Nothing in the file is run.
+    The model is recognised by the names and shapes of its parameters, or given with --model; position tables are resized to
+    fit it. No code in the file is executed.
 
     Example: polaformer convert pola_swin_t.pth pola_swin_tiny.safetensors
 
@@ -35,18 +35,18 @@ class Convert:
     source: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="IN")]]
     """The file to read: .pth or .safetensors."""
     target: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="OUT")]]
-    """The file to write, a .safetensors."""
+    """The .safetensors file to write."""
     model: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """The model that it is for, as `polaformer models` lists them; recognised unless given."""
+    """The model that the weights are for, as listed by `polaformer models`; recognised if not given."""
     img_size: Annotated[int | None, tyro.conf.arg(metavar="PIXELS")] = None
-    """The native size of that model in pixels; its own unless given."""
+    """Native image size of the model in pixels; the model's default if not given."""
     overwrite: bool = False
     """Replace the target if it exists."""
     json: bool = False
-    """Print the result as JSON on stdout and nothing else there."""
+    """Print the result as JSON on stdout, and nothing else."""
 
     def run(self) -> int:
-        """Checks, reads, writes, and says what was done."""
+        """Check, read and write, then report."""
         self._check()
         if not self.json:
             print_line(f"reading {printable(self.source)}", stderr=True)
@@ -57,7 +57,7 @@ class Convert:
         try:
             model, loaded = self._loaded()
         except WeightsError as error:
-            raise DataError(*_shortened(str(error).split("\n")), *self._what_it_is(error)) from error
+            raise DataError(*_truncated(str(error).split("\n")), *self._recognised(error)) from error
         with writing(str(self.target)):
             save_weights(model, self.target)
         self._report(model, loaded)
@@ -69,9 +69,9 @@ class Convert:
         if self.target.exists() and not self.overwrite:
             raise UsageError(f"{self.target} exists; give another name, or --overwrite")
         if not self.target.parent.is_dir():
-            raise UsageError(f"there is no folder {self.target.parent}; make it, or give another target")
+            raise UsageError(f"there is no directory {self.target.parent}; create it, or give another target")
         if self.img_size is not None and self.img_size < 1:
-            raise UsageError(f"--img-size is {self.img_size}; give a whole number of pixels")
+            raise UsageError(f"--img-size is {self.img_size}; give a number of pixels ≥ 1")
         if not self.source.exists() or self.source.is_dir():
             raise UsageError(f"there is no file {self.source}; give a .pth or .safetensors file")
 
@@ -87,8 +87,8 @@ class Convert:
             arguments = model_of_file(self.source, state)
             if arguments is None:
                 raise DataError(
-                    f"{self.source} holds {len(state)} tensors that are no model of ours as it stands; say which one it is "
-                    "for with --model (polaformer models lists them), and the differences are shown"
+                    f"the {len(state)} tensors of {self.source} match none of our models exactly; name the model with --model "
+                    "(polaformer models lists them) to see the differences"
                 )
         else:
             self._check_model(self.model)
@@ -98,13 +98,13 @@ class Convert:
         model = create_model(**arguments)
         return model, load_weights(model, self.source)
 
-    def _what_it_is(self, error: "WeightsError") -> list[str]:
-        """A line on the model that a file is for, if it is another than the one asked for."""
+    def _recognised(self, error: "WeightsError") -> list[str]:
+        """A line that names the model in the file, if it is not the requested one."""
         from polaformer.backbones.recognition import recognise
         from polaformer.weights.files import read_state_dict
 
         found = recognise(read_state_dict(self.source)) if self.model and error.misfits else None
-        return [f"The file is a {found['name']} of {found['num_classes']} classes."] if found else []
+        return [f"The file is a {found['name']} with {found['num_classes']} classes."] if found else []
 
     def _check_model(self, name: str) -> None:
         from polaformer.backbones.registry import check_name
@@ -131,8 +131,8 @@ class Convert:
         print_all(table, *loaded.resized, *(f"left out: {key}" for key in loaded.left_out))
 
 
-def _shortened(lines: list[str]) -> list[str]:
-    """The first lines and the last one of a text that would fill more than a screen."""
-    if len(lines) <= MOST_LINES:
+def _truncated(lines: list[str]) -> list[str]:
+    """At most MAX_LINES lines: the first ones, a count of those left out, and the last one."""
+    if len(lines) <= MAX_LINES:
         return lines
-    return [*lines[: MOST_LINES - 2], f"  … and {len(lines) - MOST_LINES + 1} lines more", lines[-1]]
+    return [*lines[: MAX_LINES - 2], f"  … and {len(lines) - MAX_LINES + 1} more lines", lines[-1]]

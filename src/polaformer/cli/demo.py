@@ -1,4 +1,4 @@
-"""`polaformer demo`: a small PolaFormer and its softmax twin, trained on handwritten digits in about two minutes."""
+"""`polaformer demo`: train a small PolaFormer and its softmax twin on handwritten digits, in about two minutes."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 TWINS = {"PolaFormer": "pola", "softmax twin": "softmax"}
 LEAD = (
-    "Two small vision transformers, alike in everything but their attention layers (PolaFormer's has a gate and a depthwise "
-    "convolution besides), trained in the same way on the same 1,437 real handwritten digits of 8×8 pixels and tested on 360 "
-    "others. Each digit is cut into 16 patches."
+    "Two small vision transformers that differ only in their attention layers (PolaFormer's also has a gate and a depthwise "
+    "convolution), trained in the same way on the same 1,437 handwritten digits of 8×8 pixels and tested on 360 others. Each "
+    "digit is split into 16 patches."
 )
 
 
@@ -26,8 +26,8 @@ LEAD = (
 class Demo:
     """Train a small PolaFormer and its softmax twin on handwritten digits, and compare them.
 
-    Takes about two minutes on two cores. Prints a table and writes report.html: learning curves, confusion matrices,
-    predictions, attention maps, entropies; it opens without a server and without a network.
+    Takes about two minutes on two cores. Prints a table and writes report.html with learning curves, confusion matrices,
+    predictions, attention maps and entropies. The report is one file that opens without a server or a network.
 
     Example: polaformer demo --out demo
 
@@ -35,27 +35,27 @@ class Demo:
     """
 
     out: Path = Path("demo")
-    """Folder for the report, results.json and both runs; made if it does not exist."""
+    """Directory for the report, results.json and both runs; created if it does not exist."""
     epochs: int = POLA_VIT_TINY.epochs
-    """Epochs of each training."""
+    """Number of epochs of each training run."""
     seed: int = 0
-    """Of everything that is random."""
+    """Seed of all random numbers."""
     json: bool = False
-    """Print the result as JSON on stdout and nothing else there."""
+    """Print the result as JSON on stdout, and nothing else."""
 
     def run(self) -> int:
-        """Trains both, reports."""
+        """Train both models and report."""
         if not 1 <= self.epochs <= 10_000:
-            raise UsageError(f"--epochs is {self.epochs}; give a whole number from 1 to 10,000")
+            raise UsageError(f"--epochs is {self.epochs}; give an integer from 1 to 10,000")
         if not 0 <= self.seed < 2**63:
-            raise UsageError(f"--seed is {self.seed}; give a whole number from 0 to 2^63 - 1")
+            raise UsageError(f"--seed is {self.seed}; give an integer from 0 to 2^63 - 1")
         require("train", "accelerate", "tensorboard", "matplotlib", "sklearn")
         prepare_folder(self.out, "--out")
         load("polaformer.tasks.running", "polaformer.analysis.report", "polaformer.bench.machine")
         from polaformer.analysis.report import write_report
         from polaformer.bench.machine import fingerprint, processor_use, share_of_others, using_threads
 
-        # One thread computes, one process reads: several threads would wait for each other at every small step.
+        # One compute thread: with more, they would spend these small steps waiting for each other.
         with using_threads(1):
             before = processor_use()
             results = [self._train(name, attention) for name, attention in TWINS.items()]
@@ -67,14 +67,14 @@ class Demo:
         return 0
 
     def _train(self, name: str, attention: str) -> "RunResult":
-        from polaformer.cli.run_report import result_of
+        from polaformer.cli.run_report import as_run_result
         from polaformer.tasks.running import train
 
         warmup = min(POLA_VIT_TINY.warmup_epochs, self.epochs)
         recipe = replace(POLA_VIT_TINY, attention=attention, epochs=self.epochs, warmup_epochs=warmup, seed=self.seed)
         with TrainingView(name, recipe) as view:
-            finished = train(recipe, new_folder(self.out / "runs" / attention), view)
-        return result_of(finished, name)
+            finished = train(recipe, _unused_path(self.out / "runs" / attention), view)
+        return as_run_result(finished, name)
 
     def _report(self, results: "list[RunResult]", report: Path, machine: dict[str, Any]) -> None:
         records = [_record(result) for result in results]
@@ -86,14 +86,14 @@ class Demo:
             print_json(result)
             return
         table = new_table(
-            f"Handwritten digits, {self.epochs} epochs, {records[0]['samples']} test digits that were not trained on",
+            f"Handwritten digits, {self.epochs} epochs, {records[0]['samples']} held-out test digits",
             "model",
             "parameters",
             "accuracy",
             "correct",
-            "training (s)",
+            "training time (s)",
             "mean entropy (nats)",
-            caption="entropy: of attention rows on test digits, over blocks and streams; less is sharper",
+            caption="entropy: mean over attention rows on test digits, blocks and streams; lower is sharper",
         )
         for record in records:
             numbers = f"{record['parameters']:,}", f"{record['accuracy']:.2f} %", f"{record['correct']}"
@@ -101,12 +101,12 @@ class Demo:
         print_all(table, *machine_lines(machine), f"saved {report.as_posix()}: open it in a browser")
 
 
-def new_folder(folder: Path) -> Path:
-    """The folder, or the next that is free: `folder-1`, `folder-2`, …; a demo may be run twice."""
-    number, found = 0, folder
+def _unused_path(path: Path) -> Path:
+    """The path, or if it exists the first unused one of `path-1`, `path-2`, …; a demo may be run twice."""
+    number, found = 0, path
     while found.exists():
         number += 1
-        found = folder.with_name(f"{folder.name}-{number}")
+        found = path.with_name(f"{path.name}-{number}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Mistakes that end a command with one line and an exit code instead of a traceback."""
+"""Errors that end a command with one line and an exit code instead of a traceback."""
 
 from polaformer import errors
 
@@ -6,7 +6,7 @@ INCORRECT, USAGE, BAD_DATA, DIVERGED, CANNOT_WRITE, NOISY, INTERRUPTED = 1, 2, 6
 
 
 class CommandError(Exception):
-    """Ends the command; the message says where, what was given, what is allowed, and what to do."""
+    """Ends the command; the message states where, what was given, what is allowed, and what to do."""
 
     exit_code = INCORRECT
 
@@ -15,12 +15,12 @@ class CommandError(Exception):
 
 
 class UsageError(CommandError):
-    """The options do not make sense."""
+    """The options are invalid."""
 
     exit_code = USAGE
 
 
-# What the library raises for things that a user can mend, and the code that the command ends with.
+# Errors of the library that a user can fix, and their exit codes.
 CODES: dict[type[Exception], int] = {
     errors.SettingsError: USAGE,
     errors.DataError: BAD_DATA,
@@ -31,7 +31,7 @@ EXPECTED: tuple[type[Exception], ...] = (CommandError, errors.StoppedError, erro
 
 
 def exit_code(error: Exception) -> int:
-    """The code of an expected error; of a signal, 128 and its number, as shells have it."""
+    """The exit code of an expected error; for a signal, 128 plus its number, as in shells."""
     if isinstance(error, CommandError):
         return error.exit_code
     if isinstance(error, errors.StoppedError):

@@ -1,4 +1,4 @@
-"""`polaformer models`: every model of a task by name, how large it is, and what the paper says of it."""
+"""`polaformer models`: the models of a task with their sizes, next to the paper's numbers."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,20 +25,20 @@ class Models:
     """
 
     pattern: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="PATTERN")]] = "*"
-    """Names to show; * stands for anything, as in "*_384"."""
+    """Model names to list; * matches anything, as in "*_384"."""
     task: str = DEFAULT
-    """Whose models."""
+    """The task whose models to list."""
     attention: tuple[str, ...] = ()
-    """Mechanisms in the place of each model's own, or "all"; without a PATTERN: the rows of the paper's Table 1."""
+    """Mechanisms to use instead of each model's own, or "all"; without PATTERN: the rows of the paper's Table 1."""
     json: bool = False
-    """Print the result as JSON on stdout and nothing else there."""
+    """Print the result as JSON on stdout, and nothing else."""
 
     def run(self) -> int:
-        """Counts each model and prints the table."""
+        """Count parameters and MACs of each model and print the table."""
         task = find_task(self.task)
         load("polaformer.analysis.counting")
         listed = task.models(self.pattern, self.attention)
-        counts = _counted(listed)
+        counts = _count_all(listed)
         if self.json:
             records = [_record(model, one) for model, one in zip(listed.models, counts, strict=True)]
             print_json({"command": "models", "models": records})
@@ -47,7 +47,7 @@ class Models:
         return 0
 
 
-def _counted(listed: ListedModels) -> "list[Counts]":
+def _count_all(listed: ListedModels) -> "list[Counts]":
     import torch
 
     from polaformer.analysis.counting import count_pass
@@ -82,7 +82,7 @@ def _record(model: ListedModel, counts: "Counts") -> dict[str, Any]:
 
 
 def _show(listed: ListedModels, counts: "list[Counts]") -> None:
-    table = new_table(listed.title, "model", *listed.columns, "M", "G", "paper's way", "printed", "top-1")
+    table = new_table(listed.title, "model", *listed.columns, "params (M)", "MACs (G)", "paper's way", "printed", "top-1")
     table.columns[0].no_wrap = True
     marks: list[str] = []
     before = ""
@@ -101,5 +101,9 @@ def _show(listed: ListedModels, counts: "list[Counts]") -> None:
         numbers = f"{one.params / 1e6:.2f}", f"{one.macs / 1e9:.2f}", paper
         table.add_row(model.name, *about, *numbers, printed, f"{row.top1:.1f}" if row else "")
     rows = [model for model in listed.models if model.printed is not None]
-    summary = [f"\n{len(rows) - len(marks)} of {len(rows)} printed rows come out to the digit; not these:"] if marks else []
+    summary = (
+        [f"\n{len(rows) - len(marks)} of {len(rows)} printed rows are reproduced to the digit; the exceptions:"]
+        if marks
+        else []
+    )
     print_all(table, *listed.notes, *summary, *marks)

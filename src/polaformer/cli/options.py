@@ -1,7 +1,7 @@
-"""Options of commands that depend on a recipe or a task: dataclasses, from which both the parser and the help are made.
+"""Options that depend on a recipe or a task: dataclasses that define both the parser and the help.
 
-tyro, which parses all other commands and writes the help of these, stops at the first wrong value; here all mistakes are told
-at once.
+tyro parses all other commands and formats the help of these, but stops at the first invalid value. This parser reports all
+problems at once.
 """
 
 import inspect
@@ -18,158 +18,156 @@ from polaformer.tasks.recipe import option_names
 BOOLEANS = ("true", "false")
 
 
-def parse(words: Sequence[str], *defaults: Any, program: str) -> tuple[Any, ...]:
-    """The dataclasses with the options that the words give; raises SettingsError with everything that is wrong.
+def parse(arguments: Sequence[str], *defaults: Any, program: str) -> tuple[Any, ...]:
+    """The dataclasses with the options given in the arguments; raises SettingsError with all problems.
 
-    A field that is marked as POSITIONAL takes the words that belong to no option.
+    A field marked as POSITIONAL takes the positional arguments.
     """
-    declared = _declared(defaults)
-    given, loose, problems = _given(words, declared, program)
+    declared = _declarations(defaults)
+    values, positional, problems = _parse_values(arguments, declared, program)
     if declared.positional is not None:
-        given[declared.positional] = tuple(loose)
+        values[declared.positional] = tuple(positional)
     else:
-        problems += [f"{word!r} stands alone; options are --name VALUE" for word in loose]
-    found = []
+        problems += [f"unexpected argument {argument!r}; options are --name VALUE" for argument in positional]
+    parsed = []
     for one in defaults:
-        changed = replace(one, **{name: value for name, value in given.items() if name in option_names(one)})
+        changed = replace(one, **{name: value for name, value in values.items() if name in option_names(one)})
         problems += changed.problems()
-        found.append(changed)
+        parsed.append(changed)
     if problems:
         raise SettingsError(problems)
-    return tuple(found)
+    return tuple(parsed)
 
 
-def loose_words(words: Sequence[str], *defaults: Any) -> list[str]:
-    """The words that belong to no option of the dataclasses."""
-    return _options(words, _declared(defaults), [])[1]
+def positional_arguments(arguments: Sequence[str], *defaults: Any) -> list[str]:
+    """The arguments that belong to no option of the dataclasses."""
+    return _split(arguments, _declarations(defaults), [])[1]
 
 
-def value_of(name: str, words: Sequence[str]) -> str | None:
-    """The word after an option, before it is known which other options there are; None where it is not given."""
-    for place, word in enumerate(words):
-        if word == flag(name) and place + 1 < len(words):
-            return words[place + 1]
-        if word.startswith(f"{flag(name)}="):
-            return word.partition("=")[2]
+def peek_option(name: str, arguments: Sequence[str]) -> str | None:
+    """The value of one option, read before the other options are known; None if it is not given."""
+    for index, argument in enumerate(arguments):
+        if argument == flag(name) and index + 1 < len(arguments):
+            return arguments[index + 1]
+        if argument.startswith(f"{flag(name)}="):
+            return argument.partition("=")[2]
     return None
 
 
-def wants_help(words: Iterable[str]) -> bool:
-    """Whether help is asked for."""
-    return not {"-h", "--help"}.isdisjoint(words)
+def wants_help(arguments: Iterable[str]) -> bool:
+    """Whether the arguments include -h or --help."""
+    return not {"-h", "--help"}.isdisjoint(arguments)
 
 
 def print_help(program: str, about: str, *defaults: Any) -> int:
-    """Prints what the options are, and returns the exit code."""
-    together: Any = make_dataclass("Options", [], bases=tuple(type(one) for one in reversed(defaults)), frozen=True)
-    values = {field.name: getattr(one, field.name) for one in defaults for field in fields(one)}
+    """Print help on the options of all the dataclasses, and return the exit code."""
+    combined: Any = make_dataclass("Options", [], bases=tuple(type(one) for one in reversed(defaults)), frozen=True)
+    default = combined(**{field.name: getattr(one, field.name) for one in defaults for field in fields(one)})
+    config = (tyro.conf.FlagCreatePairsOff,)
     try:
-        said: dict[str, Any] = {
-            "prog": program,
-            "description": inspect.cleandoc(about),
-            "config": (tyro.conf.FlagCreatePairsOff,),
-        }
-        tyro.cli(together, default=together(**values), args=["--help"], **said)
+        tyro.cli(combined, prog=program, description=inspect.cleandoc(about), args=["--help"], default=default, config=config)
     except SystemExit as ended:
         return int(ended.code or 0)
     return 0
 
 
 def flag(name: str) -> str:
-    """The option of a field."""
+    """The command-line option for a field."""
     return f"--{name.replace('_', '-')}"
 
 
-class _Declared(NamedTuple):
-    """The options of some dataclasses: their types by name, and which one is positional."""
+class _Declarations(NamedTuple):
+    """The options that some dataclasses declare: their types by name, and which field is positional."""
 
     hints: dict[str, Any]
     positional: str | None
 
 
-def _declared(defaults: Iterable[Any]) -> _Declared:
+def _declarations(defaults: Iterable[Any]) -> _Declarations:
     hints: dict[str, Any] = {}
     positional = None
     for one in defaults:
         types = get_type_hints(type(one))
         hints |= {name: types[name] for name in option_names(one)}
         positional = next((field.name for field in fields(one) if field.metadata.get("positional")), positional)
-    return _Declared({name: hint for name, hint in hints.items() if name != positional}, positional)
+    return _Declarations({name: hint for name, hint in hints.items() if name != positional}, positional)
 
 
-def _given(words: Sequence[str], declared: _Declared, program: str) -> tuple[dict[str, Any], list[str], list[str]]:
-    """The values of options, the words that belong to none, and what is wrong."""
-    found: dict[str, Any] = {}
+def _parse_values(
+    arguments: Sequence[str], declared: _Declarations, program: str
+) -> tuple[dict[str, Any], list[str], list[str]]:
+    """The values of the options by name, the positional arguments, and all problems."""
+    values: dict[str, Any] = {}
     problems: list[str] = []
     hints = declared.hints
-    given, loose = _options(words, declared, problems)
-    for name, values in given.items():
+    given, positional = _split(arguments, declared, problems)
+    for name, strings in given.items():
         if name not in hints:
             near = nearest(flag(name), [flag(one) for one in hints])
             problems.append(f"there is no option {flag(name)}; {near}{program} --help lists them")
             continue
         try:
-            found[name] = _value(hints[name], values)
+            values[name] = _convert_all(hints[name], strings)
         except ValueError:
-            problems.append(f"{flag(name)} is {' '.join(values) or 'nothing'}; give {describe_type(hints[name])}")
-    return found, loose, problems
+            problems.append(f"{flag(name)} is {' '.join(strings) or 'empty'}; give {describe_type(hints[name])}")
+    return values, positional, problems
 
 
-def _options(words: Sequence[str], declared: _Declared, problems: list[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """The words after each option, as many as it takes, and the others."""
+def _split(arguments: Sequence[str], declared: _Declarations, problems: list[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """The arguments of each option, as many as it takes, and the positional arguments."""
     found: dict[str, list[str]] = {}
-    loose: list[str] = []
+    positional: list[str] = []
     current: str | None = None
-    for word in words:
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
+    for argument in arguments:
+        if argument.startswith("--"):
+            name, equals, value = argument[2:].partition("=")
             current = name.replace("-", "_")
             is_off = _is_flag(declared, current.removeprefix("no_")) and current not in declared.hints and not equals
             current = current.removeprefix("no_") if is_off else current
             if current in found:
                 problems.append(f"{flag(current)} is given twice")
             found[current] = [value] if equals else ["false"] * is_off
-        elif current is not None and _takes(declared, current, found[current], word):
-            found[current].append(word)
+        elif current is not None and _takes(declared, current, found[current], argument):
+            found[current].append(argument)
         else:
-            loose.append(word)
+            positional.append(argument)
             current = None
-    return found, loose
+    return found, positional
 
 
-def _takes(declared: _Declared, name: str, taken: list[str], word: str) -> bool:
-    """Whether an option that has taken some words takes one more; where none can stand alone, it takes all up to the next."""
+def _takes(declared: _Declarations, name: str, taken: list[str], argument: str) -> bool:
+    """Whether an option takes one more argument; if there are no positional ones, it takes all up to the next option."""
     hint = declared.hints.get(name)
     if declared.positional is None or (hint is not None and get_origin(unwrap_optional(hint)[0]) is tuple):
         return True
-    return not taken and (not _is_flag(declared, name) or word.lower() in BOOLEANS)
+    return not taken and (not _is_flag(declared, name) or argument.lower() in BOOLEANS)
 
 
-def _is_flag(declared: _Declared, name: str) -> bool:
+def _is_flag(declared: _Declarations, name: str) -> bool:
     return name in declared.hints and unwrap_optional(declared.hints[name])[0] is bool
 
 
-def _value(hint: Any, words: list[str]) -> Any:
+def _convert_all(hint: Any, strings: list[str]) -> Any:
     kind, or_none = unwrap_optional(hint)
-    if or_none and words == ["None"]:
+    if or_none and strings == ["None"]:
         return None
     if get_origin(kind) is tuple:
-        return convert_tuple(kind, [part for word in words for part in word.split(",")], _from_word)
-    if kind is bool and not words:
+        return convert_tuple(kind, [part for string in strings for part in string.split(",")], _convert)
+    if kind is bool and not strings:
         return True
-    if len(words) != 1:
+    if len(strings) != 1:
         raise ValueError
-    return _from_word(kind, words[0])
+    return _convert(kind, strings[0])
 
 
-def _from_word(kind: Any, word: str) -> Any:
+def _convert(kind: Any, string: str) -> Any:
     if kind is bool:
-        if word.lower() not in BOOLEANS:
+        if string.lower() not in BOOLEANS:
             raise ValueError
-        return word.lower() == "true"
+        return string.lower() == "true"
     if get_origin(kind) is Literal:
-        found = [value for value in get_args(kind) if str(value) == word]
+        found = [value for value in get_args(kind) if str(value) == string]
         if not found:
             raise ValueError
         return found[0]
-    return kind(word)
+    return kind(string)

@@ -1,4 +1,4 @@
-"""What all commands share in what they show and write: tables and results on stdout, progress on stderr, files."""
+"""Output shared by all commands: tables and results on stdout, progress on stderr, files."""
 
 import importlib
 import json
@@ -22,33 +22,33 @@ from rich.text import Text
 from polaformer.errors import printable
 from polaformer.regular_files import writing
 
-BUSY = 0.1  # share of the processor that other programs may use before timings are called doubtful
+BUSY = 0.1  # fraction of the processor that other programs may use before timings get a warning
 
 
 class Terminal(Console):
-    """Prints text as it is, and shows what a terminal would obey: names of classes and files may hold escape sequences.
+    """Prints strings verbatim but escapes control characters: class and file names may contain escape sequences.
 
-    All that the commands print goes through it, but for JSON.
+    Commands print everything except JSON through it.
     """
 
     def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
         super().__init__(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Every text on its way into the layout."""
+        """Escape every string that enters the layout."""
         return super().render_str(escaped(text), **options)
 
 
 class ProgressText(TextColumn):
-    """A text of a progress bar, escaped."""
+    """A text column of a progress bar, escaped."""
 
     def render(self, task: Task) -> Text:
-        """The text for the task."""
+        """The escaped text for the task."""
         return Text(escaped(self.text_format.format(task=task)))
 
 
 class LiveProgress(Progress):
-    """Bars on stderr, each with a description, `numbers` and the time spent; without a terminal only what `say` prints."""
+    """Bars on stderr, each with a description, `numbers` and elapsed time; without a terminal, only the lines of `say`."""
 
     def __init__(self, *, is_silent: bool = False) -> None:
         terminal = Terminal(stderr=True)
@@ -57,7 +57,7 @@ class LiveProgress(Progress):
         super().__init__(*columns, TimeElapsedColumn(), console=terminal, disable=not self.is_shown)
 
     def say(self, text: str) -> None:
-        """Prints a line above the bars."""
+        """Print a line above the bars."""
         if self.is_shown:
             self.console.print(printable(text))
         else:
@@ -66,12 +66,12 @@ class LiveProgress(Progress):
 
 
 def escaped(text: str) -> str:
-    """The text with everything spelled out that is not printable, but for the ends of lines."""
+    """The text with everything unprintable escaped, except line breaks."""
     return "\n".join(printable(line) for line in text.split("\n"))
 
 
 def load(*modules: str) -> None:
-    """Imports the modules with Ctrl-C held back: interrupted half-way, a library may abort or fail in ways of its own."""
+    """Import the modules with Ctrl-C blocked: a library that is interrupted while loading may abort or fail unpredictably."""
     held = hasattr(signal, "pthread_sigmask")
     if held:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -84,15 +84,15 @@ def load(*modules: str) -> None:
 
 
 def progress_bar() -> Progress:
-    """A bar on stderr with the name of the step, the share done, the time spent and the time left."""
+    """A bar on stderr with the name of the step, the percentage done, the elapsed time and the time left."""
     columns = (ProgressText("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("left"))
-    is_silent = os.environ.get("RANK", "0") != "0"  # one of several processes tells
+    is_silent = os.environ.get("RANK", "0") != "0"  # only one of several processes prints
     return Progress(*columns, TimeRemainingColumn(), console=Terminal(stderr=True), disable=is_silent)
 
 
 @contextmanager
 def steps(plan: Mapping[str, float]) -> Iterator[Callable[[str], None]]:
-    """A progress bar over the steps of `plan`, name → expected seconds; gives a function that is told which one begins."""
+    """A progress bar over the steps of `plan` (name → expected seconds); yields a function to call as each step begins."""
     with progress_bar() as bar:
         task = bar.add_task("", total=sum(plan.values()))
         running: list[str] = []
@@ -109,7 +109,7 @@ def steps(plan: Mapping[str, float]) -> Iterator[Callable[[str], None]]:
 def counted(calls: int, parts: int) -> Iterator[Callable[[str], Callable[[str], None]]]:
     """A progress bar over `parts` parts of about `calls` calls each.
 
-    Gives a function that is told the name of the part that begins, and returns one that is told of each call in it.
+    Yields a function to call with the name of each part as it begins; it returns one to call with the name of each call.
     """
     with progress_bar() as bar:
         task, begun = bar.add_task("", total=calls * parts), 0
@@ -125,17 +125,17 @@ def counted(calls: int, parts: int) -> Iterator[Callable[[str], Callable[[str], 
 
 
 class NamesTable(Table):
-    """A table whose cells are one line each, whatever names are in them."""
+    """A table that escapes line breaks in cells, so that each cell is one line."""
 
     def add_row(self, *cells: Any, **options: Any) -> None:
-        """Adds the row."""
+        """Add a row of escaped cells."""
         super().add_row(*(printable(cell) if isinstance(cell, str) else cell for cell in cells), **options)
 
 
 def new_table(title: str, *columns: str, caption: str | None = None) -> Table:
-    """An empty table whose first column holds names and the others numbers, with a blank line above it."""
+    """An empty table with a blank line above it; the first column is for names, the others for numbers."""
     title = printable(title)
-    wide_enough = min(len(title), 78)  # for the title, which is else broken at the width of the table
+    wide_enough = min(len(title), 78)  # for the title, which otherwise wraps at the width of the table
     above = f"\n{title}"
     table = NamesTable(title=above, caption=caption, title_justify="left", caption_justify="left", min_width=wide_enough)
     for index, column in enumerate(columns):
@@ -144,7 +144,7 @@ def new_table(title: str, *columns: str, caption: str | None = None) -> Table:
 
 
 def print_all(*parts: Table | str) -> None:
-    """Tables and lines on stdout."""
+    """Print tables and lines on stdout."""
     with writing("standard output"):
         for part in parts:
             print_line(part) if isinstance(part, str) else _print_table(part)
@@ -152,7 +152,7 @@ def print_all(*parts: Table | str) -> None:
 
 
 def _print_table(table: Table) -> None:
-    """In the width of the terminal; as wide as it needs to be where there is none, as in a pipe or a file."""
+    """Print at the width of the terminal, or at full width into a pipe or a file."""
     console = Terminal()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         wide = Terminal(width=1000)
@@ -161,25 +161,25 @@ def _print_table(table: Table) -> None:
 
 
 def print_line(text: str, *, stderr: bool = False) -> None:
-    """One line, not wrapped."""
+    """Print one line, unwrapped."""
     Terminal(stderr=stderr).print(text, soft_wrap=True)
 
 
 def print_json(result: dict[str, Any]) -> None:
-    """The result as JSON on stdout."""
+    """Print the result as JSON on stdout."""
     with writing("standard output"):
         sys.stdout.write(to_json(result))
         sys.stdout.flush()
 
 
 def to_json(result: dict[str, Any]) -> str:
-    """Strict JSON: numbers that are not finite become null, and what is not printable is escaped."""
+    """Strict JSON: non-finite numbers become null, and unprintable characters are escaped."""
     text = json.dumps(_without_nan(result), indent=2, ensure_ascii=False, allow_nan=False)
     return re.sub(r"[^\n -~]", lambda one: one[0] if one[0].isprintable() else json.dumps(one[0])[1:-1], text) + "\n"
 
 
 def prepare_folder(path: Path, option: str) -> None:
-    """Makes the folder and tries to write in it, so that a command fails before its work rather than after."""
+    """Create the directory and try to write in it, so that a command fails before its work rather than after."""
     with writing(f"{option} {path}"):
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -187,12 +187,12 @@ def prepare_folder(path: Path, option: str) -> None:
 
 
 def threads_text(machine: dict[str, Any]) -> str:
-    """How many threads torch used."""
+    """The number of threads that torch used, as text."""
     return "one thread" if machine["torch_threads"] == 1 else f"{machine['torch_threads']} threads"
 
 
 def machine_lines(machine: dict[str, Any]) -> list[str]:
-    """The machine that timings are for, and a warning if it was busy with something else."""
+    """The machine that timings are for, and a warning if other programs kept it busy."""
     gpu = f", {machine['gpu']}" if machine["gpu"] else ""
     processor = f"{machine['cpu']}, {machine['cores']} cores{gpu}, {threads_text(machine)}"
     versions = f"torch {machine['torch']}, Python {machine['python']}, {machine['os']}"
@@ -200,11 +200,11 @@ def machine_lines(machine: dict[str, Any]) -> list[str]:
 
 
 def busy_lines(machine: dict[str, Any]) -> list[str]:
-    """A warning if the machine was busy with something else while it was measured."""
+    """A warning if other programs kept the machine busy during the measurement."""
     others = machine["used_by_others"]
     if others is None or others <= BUSY:
         return []
-    return [f"Other programs used {100 * others:.0f} % of the processor meanwhile: repeat on a quiet machine."]
+    return [f"Other programs used {100 * others:.0f} % of the processor meanwhile: repeat on an idle machine."]
 
 
 def _without_nan(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`polaformer resume`: a run goes on from its newest valid checkpoint."""
+"""`polaformer resume`: resume a run from its newest valid checkpoint."""
 
 import os
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from polaformer.cli.command import DynamicCommand
 from polaformer.cli.errors import DIVERGED, UsageError
 from polaformer.cli.options import parse, print_help, wants_help
 from polaformer.cli.output import load, new_table, print_all, print_json
@@ -18,51 +19,47 @@ from polaformer.tasks.stored_recipe import load_recipe
 
 
 @dataclass(frozen=True)
-class Resume:
-    """Resume a run that was stopped or killed, bit-for-bit as if it had not been.
+class Resume(DynamicCommand):
+    """Resume a stopped or killed run, bit-for-bit as if it had never been interrupted.
 
-    Takes the newest checkpoint that is whole; damaged ones are named and passed over. A finished run is evaluated again.
+    Resumes from the newest intact checkpoint; damaged ones are reported and skipped. A finished run is evaluated again.
 
     Example: polaformer resume runs/digits/pola-vit-tiny/20261116-120000-0
     """
 
     replay: bool = False
-    """Do not train: run the batch again at which the loss was not finite, and say what it does."""
+    """Do not train: repeat the step that diverged on its saved batch, and print loss and gradients."""
     json: bool = False
-    """Print the result as JSON on stdout and nothing else there."""
-
-    def problems(self) -> list[str]:
-        """Nothing: any combination makes sense."""
-        return []
+    """Print the result as JSON on stdout, and nothing else."""
 
     @classmethod
-    def run_words(cls, words: Sequence[str]) -> int:
-        """Resumes the run that the first word names; which options there are depends on its task."""
+    def run_arguments(cls, arguments: Sequence[str]) -> int:
+        """Resume the run that the first argument names; the available options depend on its task."""
         program = "polaformer resume RUN"
-        if wants_help(words):
-            is_run = not words[0].startswith("-") and os.path.lexists(words[0])
-            task = find_task(load_recipe(Path(words[0])).task if is_run else DEFAULT)
+        if wants_help(arguments):
+            is_run = not arguments[0].startswith("-") and os.path.lexists(arguments[0])
+            task = find_task(load_recipe(Path(arguments[0])).task if is_run else DEFAULT)
             return print_help(program, cls.__doc__ or "", cls(), task.resumption())
-        if not words or words[0].startswith("-"):
-            raise UsageError("no run given; name its folder first, as in: polaformer resume runs/digits/pola-vit-tiny/…")
-        folder = Path(words[0])
+        if not arguments or arguments[0].startswith("-"):
+            raise UsageError("no run given; name its directory first, as in: polaformer resume runs/digits/pola-vit-tiny/…")
+        folder = Path(arguments[0])
         if not os.path.lexists(folder):
-            raise DataError(f"there is no {folder}; give the folder of a run, which `polaformer train` named")
+            raise DataError(f"there is no {folder}; give a run directory, as printed by `polaformer train`")
         require("train", "accelerate", "tensorboard", "matplotlib")
         load("polaformer.tasks.running")
         recipe = load_recipe(folder)
-        command, options = parse(words[1:], cls(), find_task(recipe.task).resumption(), program=program)
+        command, options = parse(arguments[1:], cls(), find_task(recipe.task).resumption(), program=program)
         changes = {name: value for name, value in as_values(options).items() if value is not None}
         return command._replay(folder, changes) if command.replay else command._resume(folder, changes)
 
     def _resume(self, folder: Path, changes: dict[str, Any]) -> int:
-        from polaformer.cli.run_report import report
+        from polaformer.cli.run_report import report_run
         from polaformer.tasks.running import resume
 
         recipe = load_recipe(folder)
         with TrainingView(recipe.name, recipe) as view:
             finished = resume(folder, view, changes)
-        report(finished, command="resume", json=self.json)
+        report_run(finished, command="resume", json=self.json)
         return 0
 
     def _replay(self, folder: Path, changes: dict[str, Any]) -> int:
@@ -70,14 +67,14 @@ class Resume:
 
         found = replay(folder, changes)
         if not found:
-            raise DataError(f"{folder} has no batch of a diverged step; there is nothing to replay")
+            raise DataError(f"{folder} has no saved batch of a diverged step; there is nothing to replay")
         records: list[dict[str, Any]] = []
         for path, one in found.items():
             records.append({"file": str(path), "loss": one.loss, "grad_norm": one.grad_norm, "not_finite": one.bad_parameters})
         if self.json:
             print_json({"command": "resume", "replay": records})
         else:
-            table = new_table("The step that diverged, once more", "batch", "loss", "norm of gradient", "gradients not finite")
+            table = new_table("Replay of the diverged step", "batch", "loss", "gradient norm", "non-finite gradients")
             for record in records:
                 bad = record["not_finite"]
                 some = ", ".join(bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")

@@ -1,4 +1,4 @@
-"""What a finished training prints and writes: a table, the report, where the files are."""
+"""What a finished training run prints and writes: a results table, the report, and the paths of its files."""
 
 from typing import TYPE_CHECKING
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from polaformer.tasks.running import FinishedRun
 
 
-def report(finished: "FinishedRun", *, command: str, json: bool) -> None:
-    """Writes report.html into the run, and prints what came out; in one process of many."""
+def report_run(finished: "FinishedRun", *, command: str, json: bool) -> None:
+    """Write report.html into the run directory and print the results; with several processes, only the main one does."""
     from polaformer.analysis.report import write_report
 
     if not finished.is_main:
         return
     name, noun = finished.job.recipe.name, finished.job.recipe.terms.sample_noun
     path = finished.run.folder / "report.html"
-    write_report(path, name, [result_of(finished, name)], command=f"polaformer {command} {name}")
+    write_report(path, name, [as_run_result(finished, name)], command=f"polaformer {command} {name}")
     files = {"run": finished.run.folder, "report": path, "weights": finished.run.model}
     records = {split: counts.record() for split, counts in finished.counts.items()}
     if json:
@@ -28,15 +28,15 @@ def report(finished: "FinishedRun", *, command: str, json: bool) -> None:
         return
     for split, counts in finished.counts.items():
         table = new_table(f"{name} on {records[split]['samples']:,} {noun} ({split})", "", "")
-        for what, text in counts.summary().items():
-            table.add_row(what, text)
+        for label, text in counts.summary().items():
+            table.add_row(label, text)
         print_all(table)
     print_all(*(f"{key}: {value}" for key, value in files.items()))
     print_all(f"try it: polaformer predict INPUT --checkpoint {finished.run.folder}")
 
 
-def result_of(finished: "FinishedRun", name: str) -> "RunResult":
-    """A finished training as the report wants it."""
+def as_run_result(finished: "FinishedRun", name: str) -> "RunResult":
+    """A finished training run in the form that `write_report` takes."""
     from polaformer.analysis.report import RunResult
     from polaformer.training.journal import read
 

@@ -1,4 +1,4 @@
-"""`polaformer sweep`: many runs from a file, several at a time, and one table of their results."""
+"""`polaformer sweep`: train the runs that a file describes, several at a time, and tabulate their results."""
 
 import os
 from collections.abc import Mapping
@@ -25,11 +25,11 @@ from polaformer.training.settings import available_cores
 
 @dataclass(frozen=True)
 class Sweep:
-    """Train every cell of a sweep with every seed, and print mean and spread in one table.
+    """Train every cell of a sweep with every seed, and tabulate mean and standard deviation.
 
-    A TOML file lists the cells: a name, a recipe, its options, its seeds (docs/sweeps shows one). Each run goes into
-    OUT/CELL/SEED, what it prints into OUT/CELL/SEED.log. Only what is missing is trained: stopped or killed, the same command
-    goes on where it was. A run that fails does not stop the others; the exit code is then 1.
+    A TOML file lists the cells: name, recipe, options and seeds of each (docs/sweeps has an example). Each run is stored in
+    OUT/CELL/SEED and its output in OUT/CELL/SEED.log. Finished runs are not trained again: after an interruption, the same
+    command resumes the sweep. A failed run does not stop the others, but makes the exit code 1.
 
     Example: polaformer sweep docs/sweeps/digits.toml --jobs 2
 
@@ -37,22 +37,22 @@ class Sweep:
     """
 
     files: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILE")]] = ()
-    """Files that describe the cells; several are one sweep."""
-    out: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """Folder for the runs and the results; sweeps/NAME unless given, where NAME is that of the first file."""
+    """Files that describe the cells; several files form one sweep."""
+    out: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    """Directory for runs and results; sweeps/NAME if not given, where NAME is the name of the first file."""
     jobs: int = 1
-    """Runs at a time."""
+    """Number of runs to train at a time."""
     threads: int | None = None
-    """Threads of each run; the cores divided by the jobs unless given."""
+    """Threads per run; cores divided by jobs if not given."""
     dry_run: bool = False
-    """List the runs and how far each has come, and stop."""
+    """List the runs and the progress of each, and stop."""
     collect: bool = False
-    """Train nothing, and print the table of what is there."""
+    """Train nothing; tabulate the finished runs."""
     json: bool = False
-    """Print the result as JSON on stdout and nothing else there."""
+    """Print the result as JSON on stdout, and nothing else."""
 
     def run(self) -> int:
-        """Trains what is missing and prints the table; or lists, or collects."""
+        """Train the unfinished runs and print the table; or only list or collect them."""
         self._check()
         runs = plan_runs(read_cells(self.files, self._find), self._folder)
         states = read_states(runs)
@@ -73,32 +73,32 @@ class Sweep:
 
     def _check(self) -> None:
         if not self.files:
-            raise UsageError("no file given; name one that describes a sweep, as in: polaformer sweep digits.toml")
+            raise UsageError("no file given; name a file that describes a sweep, as in: polaformer sweep digits.toml")
         if self.jobs < 1:
-            raise UsageError(f"--jobs is {self.jobs}; give a whole number of at least 1")
+            raise UsageError(f"--jobs is {self.jobs}; give an integer ≥ 1")
         if self.threads is not None and self.threads < 1:
-            raise UsageError(f"--threads is {self.threads}; give a whole number of at least 1")
+            raise UsageError(f"--threads is {self.threads}; give an integer ≥ 1")
         if self.dry_run and self.collect:
-            raise UsageError("--dry-run and --collect are given; give one of them")
+            raise UsageError("--dry-run and --collect are both given; give only one")
         if os.environ.get("WORLD_SIZE", "1") != "1":
-            raise UsageError("a sweep starts its processes itself; run it without torchrun, in one task of SLURM")
+            raise UsageError("a sweep starts its own processes; run it without torchrun, in a single SLURM task")
 
     def _find(self, name: str) -> Recipe:
-        """The recipe of that name, with no more processes that read data than there are cores for each run."""
+        """The recipe of that name, with no more data workers than there are cores per run."""
         recipe = find(name)
         return replace(recipe, num_workers=min(recipe.num_workers, max(1, available_cores() // self.jobs)))
 
     def _train(self, states: dict[SweepRun, RunState]) -> int:
         require("train", "accelerate", "tensorboard", "matplotlib")
-        missing = [run for run, state in states.items() if state.kind != "finished"]
-        for line in dict.fromkeys(line for run in missing for line in run.recipe.before_training()):
+        unfinished = [run for run, state in states.items() if state.kind != "finished"]
+        for line in dict.fromkeys(line for run in unfinished for line in run.recipe.before_training()):
             print_line(line, stderr=True)
         prepare_folder(self._folder, "--out")
         with Run(self._folder).lock():
             failures = {}
-            if missing:
+            if unfinished:
                 with SweepView(states, self.jobs) as view:
-                    failures = train_runs(_first_seeds_first(missing), self.jobs, self._threads, view)
+                    failures = train_runs(_first_seeds_first(unfinished), self.jobs, self._threads, view)
             results = SweepResults({run: read_state(run) for run in states}, failures)
             self._write(results)
         self._print(results)
@@ -111,7 +111,7 @@ class Sweep:
         table = new_table(f"{len(states)} runs in {self._folder}", "cell", "seed", "recipe", "state")
         for run, state in states.items():
             table.add_row(run.cell, str(run.seed), run.recipe.name, state.text)
-        print_all(table, "Nothing was trained; the same command without --dry-run trains what is not finished.")
+        print_all(table, "Nothing was trained; the same command without --dry-run trains the unfinished runs.")
         return 0
 
     def _write(self, results: SweepResults) -> None:
@@ -128,37 +128,37 @@ class Sweep:
             _print_table(table)
         for run, reason in results.failures.items():
             print_all(f"{run.title} failed: {reason} (log: {run.log})")
-        others = sum(state.kind != "finished" for state in results.states.values()) - len(results.failures)
-        if others:
+        unfinished = sum(state.kind != "finished" for state in results.states.values()) - len(results.failures)
+        if unfinished:
             print_all(
-                f"{others} of {len(results.states)} runs are not finished; the same command without --collect trains them."
+                f"{unfinished} of {len(results.states)} runs are not finished; the same command without --collect trains them."
             )
         if not self.collect:
             print_all(*(f"saved {self._folder / name}" for name in RESULTS))
 
 
 def _first_seeds_first(runs: list[SweepRun]) -> list[SweepRun]:
-    """The first seed of every cell, then the second of each: the table and the time left are soon known in outline."""
+    """The first seed of every cell, then the second of each: this soon gives rough results and a rough time left."""
     seen: dict[str, int] = {}
-    places = {}
+    ranks = {}
     for run in runs:
-        places[run] = seen[run.cell] = seen.get(run.cell, -1) + 1
-    return sorted(runs, key=places.__getitem__)
+        ranks[run] = seen[run.cell] = seen.get(run.cell, -1) + 1
+    return sorted(runs, key=ranks.__getitem__)
 
 
-def _print_table(found: ResultTable) -> None:
-    metric = found.metric
+def _print_table(results: ResultTable) -> None:
+    metric = results.metric
     unit = f", {metric.unit}" if metric.unit else ""
-    caption = "± is the standard deviation over the seeds, with n − 1"
+    caption = "±: sample standard deviation over the seeds (n − 1)"
     table = new_table(
-        f"{metric.label} on {found.split}{unit}", "cell", "mean", "±", "seeds", "best", "worst", "failed", caption=caption
+        f"{metric.label} on {results.split}{unit}", "cell", "mean", "±", "seeds", "best", "worst", "failed", caption=caption
     )
-    for row in found.rows:
-        table.add_row(row.cell, *_texts(row, metric.digits))
+    for row in results.rows:
+        table.add_row(row.cell, *_columns(row, metric.digits))
     print_all(table)
 
 
-def _texts(row: CellResult, digits: int) -> list[str]:
+def _columns(row: CellResult, digits: int) -> list[str]:
     mean, spread, best, worst = (
         "–" if value is None else f"{value:.{digits}f}" for value in (row.mean, row.standard_deviation, row.best, row.worst)
     )

@@ -1,8 +1,8 @@
-"""A program of its own: one run of a sweep, begun or resumed, for the process that trains the sweep.
+"""A separate program that trains or resumes one run of a sweep; the sweep's process is its parent.
 
-Called as `python -m polaformer.cli.sweep_run` with a request as one line of JSON on stdin, which stays open for as long as the
-other process lives: when it ends, so does this one, after saving. Tells what happens in lines of JSON on stdout; all that a
-training prints goes to stderr.
+Started as `python -m polaformer.cli.sweep_run` with a request as one line of JSON on stdin. The parent keeps stdin open: when
+the parent ends, this process saves and ends, too. Writes events as lines of JSON to stdout; all other output of the training
+run goes to stderr.
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 from polaformer.cli.errors import EXPECTED, INCORRECT, exit_code
 from polaformer.cli.output import load, print_line
-from polaformer.cli.run_report import report
+from polaformer.cli.run_report import report_run
 from polaformer.cli.training_view import TrainingView
 from polaformer.errors import SettingsError
 from polaformer.tasks.options import with_values
@@ -29,87 +29,86 @@ from polaformer.training.metric import Metric
 from polaformer.training.run import CONFIG, Run
 
 SECONDS_BETWEEN_UPDATES = 0.2
-SECONDS_TO_SAVE = 60.0  # when the other process is gone; then this one ends, whatever it does
-SECONDS_TO_WAIT = 90.0  # for a process of a sweep that was killed, which is still saving
+SECONDS_TO_SAVE = 60.0  # after the parent has ended; then this process exits unconditionally
+SECONDS_TO_WAIT = 90.0  # for a process of a killed sweep that is still saving
 
 
-def request(run: SweepRun) -> str:
-    """What the program is asked, as one line."""
+def encode_request(run: SweepRun) -> str:
+    """The request to train the run, as one line of JSON."""
     recipe = run.recipe
     return json.dumps({"folder": str(run.folder), "task": recipe.task, "recipe": recipe.name, "options": as_values(recipe)})
 
 
 def main() -> int:
-    """Trains what stdin asks for, and returns the exit code that `polaformer train` would have."""
-    asked = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_the_other, daemon=True).start()
-    events = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    """Train the run requested on stdin, and return the exit code that `polaformer train` would."""
+    request = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
+    events = EventWriter(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)
-    teller = Teller(events)
     try:
-        _train(asked, teller)
+        _train(request, events)
         return 0
     except EXPECTED as error:
         print_line(str(error), stderr=True)
-        teller.tell("failed", text=str(error))
+        events.write("failed", text=str(error))
         return exit_code(error)
     except Exception as error:
         traceback.print_exc()
-        teller.tell("failed", text=f"{type(error).__name__}: {error}")
+        events.write("failed", text=f"{type(error).__name__}: {error}")
         return INCORRECT
 
 
-class Teller:
-    """Tells the other process what happens; give it to the loop as `watch`, with a view of the same."""
+class EventWriter:
+    """Sends events of the training loop to the parent process."""
 
-    def __init__(self, events: TextIO) -> None:
-        self.events, self.told = events, 0.0
+    def __init__(self, stream: TextIO) -> None:
+        self.stream, self.last_update = stream, 0.0
 
-    def tell(self, event: str, **record: Any) -> None:
-        """Writes one line; if the other process is gone, there is nobody to tell."""
+    def write(self, event: str, **record: Any) -> None:
+        """Write one line; ignore that the parent has ended."""
         try:
-            self.events.write(json.dumps({"event": event, **record}) + "\n")
-            self.events.flush()
+            self.stream.write(json.dumps({"event": event, **record}) + "\n")
+            self.stream.flush()
         except OSError:
             pass
 
-    def happened(self, event: str, record: dict[str, Any], metric: Metric) -> None:
-        """One thing that happened in the loop; of updates, a few per second are told."""
+    def forward(self, event: str, record: dict[str, Any], metric: Metric) -> None:
+        """Send one event of the loop; updates only a few times per second."""
         if event == "update":
             now = time.monotonic()
-            if now - self.told >= SECONDS_BETWEEN_UPDATES or record["step"] == record["total"]:
-                self.told = now
-                self.tell("update", step=record["step"], total=record["total"])
+            if now - self.last_update >= SECONDS_BETWEEN_UPDATES or record["step"] == record["total"]:
+                self.last_update = now
+                self.write("update", step=record["step"], total=record["total"])
         elif event == "resumed":
-            self.tell("resumed", step=record["step"], total=record["total"])
+            self.write("resumed", step=record["step"], total=record["total"])
         elif event == "eval":
-            self.tell("eval", value=record[metric.name])
+            self.write("eval", value=record[metric.name])
 
 
-def _train(asked: dict[str, Any], teller: Teller) -> None:
+def _train(request: dict[str, Any], events: EventWriter) -> None:
     load("polaformer.tasks.running")
     from polaformer.tasks.running import resume, train
 
-    kind, folder = find_task(asked["task"]).recipe, Path(asked["folder"])
-    recipe = with_values(kind(name=asked["recipe"]), asked["options"])
+    kind, folder = find_task(request["task"]).recipe, Path(request["folder"])
+    recipe = with_values(kind(name=request["recipe"]), request["options"])
     with TrainingView(recipe.name, recipe) as view:
 
         def watch(event: str, record: dict[str, Any]) -> None:
             view(event, record)
-            teller.happened(event, record, recipe.terms.metric)
+            events.forward(event, record, recipe.terms.metric)
 
-        if _is_begun(folder):
+        if _can_resume(folder):
             values = as_values(recipe)
             changes = {name: values[name] for name in CHANGEABLE if values[name] is not None}
             finished = resume(folder, watch, changes)
         else:
             (folder / HALF_WRITTEN).unlink(missing_ok=True)
             finished = train(recipe, folder, watch)
-    report(finished, command="train", json=False)
+    report_run(finished, command="train", json=False)
 
 
-def _is_begun(folder: Path) -> bool:
-    """Whether there is something to resume; waits for a process of a killed sweep that has not yet ended."""
+def _can_resume(folder: Path) -> bool:
+    """Whether there is a run to resume; waits for a process of a killed sweep that has not yet ended."""
     deadline = time.monotonic() + SECONDS_TO_WAIT
     while (folder / CONFIG).exists():
         try:
@@ -122,8 +121,8 @@ def _is_begun(folder: Path) -> bool:
     return False
 
 
-def _end_with_the_other() -> None:
-    """Stops the training when stdin ends, which it does when the other process ends in whatever way."""
+def _stop_with_parent() -> None:
+    """Stop training when stdin is closed, which happens when the parent process ends, for whatever reason."""
     while os.read(0, 1024):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Trains the runs of a sweep, several at a time, each in a process of its own. Needs no PyTorch itself."""
+"""Train the runs of a sweep, several at a time, each in a separate process. Does not load PyTorch itself."""
 
 import json
 import os
@@ -10,49 +10,49 @@ from collections.abc import Iterable, Sequence
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any, Protocol
 
-from polaformer.cli.sweep_run import request
+from polaformer.cli.sweep_run import encode_request
 from polaformer.errors import DataError, StoppedError
 from polaformer.regular_files import open_to_write, writing
 from polaformer.tasks.sweep import SweepRun
 from polaformer.tasks.sweep_state import RunState, read_state
 from polaformer.training.stopping import Stop
 
-SECONDS_BETWEEN_LOOKS = 0.1
+SECONDS_BETWEEN_POLLS = 0.1
 
 
-class SweepWatch(Protocol):
-    """What is told of a sweep while it is trained."""
+class SweepObserver(Protocol):
+    """Is notified of the progress of a sweep."""
 
     def started(self, run: SweepRun) -> None:
         """A process was started for the run."""
         ...
 
-    def happened(self, run: SweepRun, event: dict[str, Any]) -> None:
-        """The process tells of an "update", an "eval", or that it "resumed"."""
+    def reported(self, run: SweepRun, event: dict[str, Any]) -> None:
+        """The process reports an "update", an "eval", or that it "resumed"."""
         ...
 
     def finished(self, run: SweepRun, state: RunState) -> None:
-        """The run is trained to its end."""
+        """The run has finished."""
         ...
 
     def failed(self, run: SweepRun, reason: str) -> None:
-        """The run cannot be trained to its end."""
+        """The run has failed."""
         ...
 
     def stopping(self, running: int) -> None:
-        """So many processes were asked to save and to end."""
+        """This number of processes was asked to save and end."""
         ...
 
     def refresh(self) -> None:
-        """Some time has passed."""
+        """Some time has passed; called several times per second."""
         ...
 
 
-def train_runs(runs: Sequence[SweepRun], jobs: int, threads: int, watch: SweepWatch) -> dict[SweepRun, str]:
-    """Trains the runs to their end, `jobs` at a time with so many threads each, and returns why some failed.
+def train_runs(runs: Sequence[SweepRun], jobs: int, threads: int, observer: SweepObserver) -> dict[SweepRun, str]:
+    """Train the runs, `jobs` at a time with `threads` threads each, and return the failed ones with the reasons.
 
-    One that fails does not keep the others from being trained. SIGINT and SIGTERM end all processes after they have saved, and
-    raise StoppedError; the same call goes on later.
+    A failed run does not stop the others. On SIGINT and SIGTERM, all processes save and end, and StoppedError is raised; the
+    same call resumes them later.
     """
     failures: dict[SweepRun, str] = {}
     waiting, running = list(runs), list[_Process]()
@@ -61,71 +61,71 @@ def train_runs(runs: Sequence[SweepRun], jobs: int, threads: int, watch: SweepWa
             while running or (waiting and not stop.number):
                 while waiting and len(running) < jobs and not stop.number:
                     running.append(_Process(waiting.pop(0), threads))
-                    watch.started(running[-1].run)
-                _look(running, watch)
+                    observer.started(running[-1].run)
+                _forward_events(running, observer)
                 for process in [one for one in running if one.has_ended]:
                     running.remove(process)
-                    _ended(process, watch, failures, stopped=stop.number > 0)
-                told = [process.terminate() for process in running if stop.number]
-                if any(told):
-                    watch.stopping(len(running))
-                watch.refresh()
+                    _close_ended(process, observer, failures, stopped=stop.number > 0)
+                terminated = [process.terminate() for process in running if stop.number]
+                if any(terminated):
+                    observer.stopping(len(running))
+                observer.refresh()
     finally:
-        for process in running:  # only where something went wrong here
+        for process in running:  # there are some only after an exception
             process.terminate()
             process.wait()
     if stop.number:
-        raise _stopped(stop.number)
+        raise _stopped_error(stop.number)
     return failures
 
 
-def _look(running: Iterable["_Process"], watch: SweepWatch) -> None:
-    """Waits a moment for what the processes tell, and passes it on."""
+def _forward_events(running: Iterable["_Process"], observer: SweepObserver) -> None:
+    """Wait briefly for events of the processes, and pass them on."""
     with DefaultSelector() as selector:
         for process in running:
-            if process.tells:
+            if process.is_readable:
                 selector.register(process.events, EVENT_READ, process)
         if not selector.get_map():
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            time.sleep(SECONDS_BETWEEN_POLLS)
             return
-        for key, _ in selector.select(SECONDS_BETWEEN_LOOKS):
+        for key, _ in selector.select(SECONDS_BETWEEN_POLLS):
             for event in key.data.read():
-                watch.happened(key.data.run, event)
+                observer.reported(key.data.run, event)
 
 
-def _ended(process: "_Process", watch: SweepWatch, failures: dict[SweepRun, str], *, stopped: bool) -> None:
+def _close_ended(process: "_Process", observer: SweepObserver, failures: dict[SweepRun, str], *, stopped: bool) -> None:
     for event in process.read():
-        watch.happened(process.run, event)
+        observer.reported(process.run, event)
     try:
         state = read_state(process.run)
         reason = process.reason() if process.code or state.kind != "finished" else None
     except DataError as error:
         reason = str(error)
     if reason is None:
-        watch.finished(process.run, state)
+        observer.finished(process.run, state)
     elif not (stopped and process.was_stopped):
         failures[process.run] = reason
-        watch.failed(process.run, reason)
+        observer.failed(process.run, reason)
     process.close()
 
 
-def _stopped(number: int) -> StoppedError:
+def _stopped_error(number: int) -> StoppedError:
     name = signal.Signals(number).name
-    return StoppedError(f"{name}: all runs that were begun are saved; go on with the same command", number)
+    return StoppedError(f"{name}: all started runs are saved; resume with the same command", number)
 
 
 class _Process:
-    """A process that trains one run; in a session of its own, so that Ctrl-C reaches it through this process alone."""
+    """A process that trains one run; in a separate session, so that Ctrl-C reaches it only through this process."""
 
     def __init__(self, run: SweepRun, threads: int) -> None:
-        self.run, self.is_terminated, self.tells = run, False, True
-        self._rest, self._failure = b"", ""
+        self.run, self.is_terminated, self.is_readable = run, False, True
+        self._unread, self._failure = b"", ""
         environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
         with writing(run.log):
             run.log.parent.mkdir(parents=True, exist_ok=True)
             log = open_to_write(run.log)
             os.lseek(log, 0, os.SEEK_END)
-        # -P: modules in the current folder do not stand in for those that are installed.
+        # -P: modules in the current directory do not shadow installed ones.
         command = [sys.executable, "-P", "-m", "polaformer.cli.sweep_run"]
         pipe = subprocess.PIPE
         try:
@@ -139,14 +139,14 @@ class _Process:
         self.events = self._popen.stdout
         os.set_blocking(self.events.fileno(), False)
         try:
-            self._popen.stdin.write(request(run).encode() + b"\n")
-            self._popen.stdin.flush()  # and left open: its end would tell that this process is gone
+            self._popen.stdin.write(encode_request(run).encode() + b"\n")
+            self._popen.stdin.flush()  # and stays open: closing it would mean that this process has ended
         except BrokenPipeError:
-            pass  # it has ended already, and its exit code tells why
+            pass  # the process has already ended; its exit code gives the reason
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended; its workers, which may hold its pipe open, are not waited for."""
+        """Whether it has ended; does not wait for its data workers, which may keep its pipe open."""
         return self._popen.poll() is not None
 
     @property
@@ -156,34 +156,34 @@ class _Process:
 
     @property
     def was_stopped(self) -> bool:
-        """Whether it ended because it was asked to."""
+        """Whether SIGTERM ended it."""
         return self.code in (128 + signal.SIGTERM, -signal.SIGTERM)
 
     def read(self) -> list[dict[str, Any]]:
-        """The events that it has told of since the last time."""
+        """The events that it has written since the last call."""
         while True:
             try:
                 found = os.read(self.events.fileno(), 2**16)
             except BlockingIOError:
                 break
-            self.tells = bool(found)
+            self.is_readable = bool(found)
             if not found:
                 break
-            self._rest += found
-        *lines, self._rest = self._rest.split(b"\n")
+            self._unread += found
+        *lines, self._unread = self._unread.split(b"\n")
         events = [json.loads(line) for line in lines]
         self._failure = next((event["text"] for event in events if event["event"] == "failed"), self._failure)
         return [event for event in events if event["event"] != "failed"]
 
     def reason(self) -> str:
-        """Why it has failed."""
+        """The reason of its failure."""
         if self._failure:
             return self._failure
         ended = f"was killed by {signal.Signals(-self.code).name}" if self.code < 0 else f"ended with code {self.code}"
-        return f"its process {ended} and said no more"
+        return f"its process {ended} without an error message"
 
     def terminate(self) -> bool:
-        """Asks it to save and to end, once: a second time would end it at once. Returns whether it was asked now."""
+        """Ask it to save and end, once, since a second signal would end it at once. Returns whether this call asked."""
         if self.is_terminated or self.has_ended:
             return False
         self.is_terminated = True
@@ -191,12 +191,12 @@ class _Process:
         return True
 
     def wait(self) -> None:
-        """Waits for its end."""
+        """Wait until it has ended."""
         self._popen.wait()
         self.close()
 
     def close(self) -> None:
-        """Closes the pipes of a process that has ended."""
+        """Close the pipes of an ended process."""
         for stream in (self._popen.stdin, self._popen.stdout):
             if stream is not None:
                 stream.close()

@@ -1,4 +1,4 @@
-"""`polaformer train`: a recipe, with any of its numbers changed, on data of your own."""
+"""`polaformer train`: train a recipe, with any of its settings changed, on its data or yours."""
 
 import os
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from polaformer.cli.command import DynamicCommand
 from polaformer.cli.errors import UsageError
 from polaformer.cli.options import parse, print_help, wants_help
 from polaformer.cli.output import load, new_table, print_all, print_json, print_line
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Train:
-    """Train a recipe, on your own data if you give some.
+class Train(DynamicCommand):
+    """Train a recipe, optionally on your own data.
 
-    Every field of the recipe is an option: polaformer train RECIPE --help lists them. The run goes into a folder with the
-    configuration, a journal, checkpoints, a report and, at the end, model.safetensors. Killed, it goes on with: polaformer
-    resume RUN.
+    Every setting of the recipe is an option: polaformer train RECIPE --help lists them. The run directory holds the
+    configuration, a journal, checkpoints and, at the end, a report and model.safetensors. If the run is interrupted,
+    polaformer resume RUN resumes it.
 
     Example: polaformer train digits/pola-vit-tiny --epochs 10
 
@@ -38,56 +39,53 @@ class Train:
     Example: torchrun --nproc-per-node 8 -m polaformer train imagenet/pola-swin-tiny --data imagenet --precision bf16
     """
 
-    out: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """Folder for the run, new or empty; runs/RECIPE/TIME-SEED unless given."""
+    out: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    """Run directory, new or empty; runs/RECIPE/TIME-SEED if not given."""
     dry_run: bool = False
-    """Check everything, print the resolved recipe and what it would need, and stop."""
+    """Check everything, print the resolved recipe and its requirements, and stop."""
     json: bool = False
-    """Print the result as JSON on stdout and nothing else there."""
-
-    def problems(self) -> list[str]:
-        """Nothing: whether the folder is free is asked when it is made."""
-        return []
+    """Print the result as JSON on stdout, and nothing else."""
 
     @classmethod
-    def run_words(cls, words: Sequence[str]) -> int:
-        """Trains what the words say; the first is the recipe, whose fields the others may change."""
-        if not words:
+    def run_arguments(cls, arguments: Sequence[str]) -> int:
+        """Train the recipe that the first argument names; the options after it change its settings."""
+        if not arguments:
             some = ", ".join(list(recipes())[:3])
             raise UsageError(f"no recipe given; choose one of: {some}, …; polaformer train --help lists them all")
-        if words[0] in ("-h", "--help"):
-            names = [f"Recipes: {', '.join(recipes())}", *(f"Not usable: {problem}" for problem in problems())]
+        if arguments[0] in ("-h", "--help"):
+            names = [f"Recipes: {', '.join(recipes())}", *(f"Unavailable: {problem}" for problem in problems())]
             return print_help("polaformer train RECIPE", "\n\n    ".join([cls.__doc__ or "", *names]), cls())
-        if words[0].startswith("-"):
+        first = arguments[0]
+        if first.startswith("-"):
             raise UsageError(
-                f"the recipe comes first, but {words[0]!r} does; as in: polaformer train digits/pola-vit-tiny {words[0]} …"
+                f"{first!r} comes before the recipe; name the recipe first: polaformer train digits/pola-vit-tiny {first} …"
             )
-        recipe, program = _found(words[0]), f"polaformer train {words[0]}"
-        if wants_help(words):
+        recipe, program = _find_recipe(first), f"polaformer train {first}"
+        if wants_help(arguments):
             return print_help(program, f"{_origin(recipe)}\n\nExample: {program} --epochs 10 --seed 1", recipe, cls())
-        command, changed = parse(words[1:], cls(), recipe, program=program)
+        command, changed = parse(arguments[1:], cls(), recipe, program=program)
         return command.run(changed)
 
     def run(self, recipe: Recipe) -> int:
-        """Trains the recipe, or says what that would need."""
+        """Train the recipe, or print what that would require."""
         require("train", "accelerate", "tensorboard", "matplotlib")
         for line in recipe.before_training():
             print_line(line, stderr=True)
         load("polaformer.tasks.running")
-        return self._explain(recipe) if self.dry_run else self._train(recipe)
+        return self._print_plan(recipe) if self.dry_run else self._train(recipe)
 
     def _train(self, recipe: Recipe) -> int:
-        from polaformer.cli.run_report import report
+        from polaformer.cli.run_report import report_run
         from polaformer.tasks.running import train
 
-        begun = datetime.now().strftime("%Y%m%d-%H%M%S")
-        folder = Path(self.out) if self.out else Path("runs") / recipe.name / f"{begun}-{recipe.seed}"
+        started = datetime.now().strftime("%Y%m%d-%H%M%S")
+        folder = Path(self.out) if self.out else Path("runs") / recipe.name / f"{started}-{recipe.seed}"
         with TrainingView(recipe.name, recipe) as view:
             finished = train(recipe, folder, view)
-        report(finished, command="train", json=self.json)
+        report_run(finished, command="train", json=self.json)
         return 0
 
-    def _explain(self, recipe: Recipe) -> int:
+    def _print_plan(self, recipe: Recipe) -> int:
         from polaformer.tasks.running import prepare
         from polaformer.training.run import Run
 
@@ -98,18 +96,18 @@ class Train:
         if self.json:
             print_json({"command": "train", "recipe": recipe.name, "options": as_values(recipe), "needs": needs})
             return 0
-        fields = new_table(f"{recipe.name}: every number of it", "field", "value", caption=_origin(recipe))
+        settings = new_table(f"{recipe.name}: all settings", "setting", "value", caption=_origin(recipe))
         for name, value in as_values(recipe).items():
-            fields.add_row(name, str(value))
-        table = new_table("What it would need", "", "")
+            settings.add_row(name, str(value))
+        table = new_table("Requirements", "", "")
         for name, value in needs.items():
             table.add_row(name.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value))
-        print_all(fields, table, "Nothing was trained; the same command without --dry-run does.")
+        print_all(settings, table, "Nothing was trained; run the same command without --dry-run to train.")
         return 0
 
 
-def _found(name: str) -> Recipe:
-    """The recipe of that name, with no more processes that read data than this machine has cores for."""
+def _find_recipe(name: str) -> Recipe:
+    """The recipe of that name, with no more data workers than this machine has cores for."""
     recipe = find(name)
     return replace(recipe, num_workers=workers_for_cores(recipe.num_workers))
 

@@ -1,4 +1,4 @@
-"""What a training shows while it runs: a bar with rate, loss, score and time left, or lines where there is no terminal."""
+"""Progress of a training run: a bar with throughput, loss, metric and time left, or lines if there is no terminal."""
 
 import os
 import time
@@ -12,12 +12,12 @@ from polaformer.tasks.recipe import Recipe
 
 
 class TrainingView:
-    """Tells of a training on stderr; give it to the loop as `watch`. epochs: None where updates are counted instead."""
+    """Shows training progress on stderr; pass it to the loop as `watch`. epochs: None if the budget is in updates."""
 
     def __init__(self, name: str, recipe: Recipe) -> None:
         self.name, self.batch_size, self.terms = name, recipe.batch_size, recipe.terms
         self.epochs = recipe.num_epochs
-        self.is_silent = os.environ.get("RANK", "0") != "0"  # one of several processes tells
+        self.is_silent = os.environ.get("RANK", "0") != "0"  # only one of several processes prints
         self.bar = LiveProgress(is_silent=self.is_silent)
         self.task: TaskID | None = None
         self.score = ""
@@ -32,7 +32,7 @@ class TrainingView:
         self.bar.stop()
 
     def __call__(self, event: str, record: dict[str, Any]) -> None:
-        """One thing that happened."""
+        """Handle one event of the training loop."""
         if self.is_silent:
             return
         if event == "update":
@@ -70,23 +70,23 @@ class TrainingView:
 
     def _numbers(self) -> str:
         assert self.started is not None
-        begun, first = self.started
-        done, seconds = self.step - first, time.monotonic() - begun
+        start_time, first_step = self.started
+        done, seconds = self.step - first_step, time.monotonic() - start_time
         if not done or not seconds:
             return f"loss {self.loss:.3f}"
         left = seconds / done * (self.total - self.step)
         rate = done * self.batch_size / seconds
-        return f"{rate:,.0f} {self.terms.sample_noun}/s, loss {self.loss:.3f}{self.score}, {duration(left)} left, spent"
+        return f"{rate:,.0f} {self.terms.sample_noun}/s, loss {self.loss:.3f}{self.score}, {duration(left)} left, elapsed"
 
     def _evaluated(self, record: dict[str, Any]) -> None:
         metric = self.terms.metric
         self.score = f", {metric.label} {metric.text(record[metric.name])}"
         if not self.bar.is_shown and self.started is not None:
-            self.bar.say(f"{self._title(record['step'], self.total)}: {self._numbers().removesuffix(', spent')}")
+            self.bar.say(f"{self._title(record['step'], self.total)}: {self._numbers().removesuffix(', elapsed')}")
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people write them, such as 1:02:03 or 2 d 4 h."""
+    """Seconds in readable form, such as 1:02:03 or 2 d 4 h."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
