@@ -54,7 +54,7 @@ def test_imports_go_one_way(path):
 
 
 def test_what_stands_outside_the_order_imports_none_of_it():
-    for name in ("errors", "regular_files", "extras"):
+    for name in ("arguments", "errors", "regular_files", "extras"):
         assert imported_folders(SOURCE / f"{name}.py") == set()
 
 
