@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from polaformer.attention.core import Bias, Facts, Maps, Mask, Size, apply_map, check_heads, check_tensors, refuse_bias
 from polaformer.ops.polarity import variants
-from polaformer.ops.polarity.operator import check_backend, check_eps, polarity_attention
+from polaformer.ops.polarity.checks import check_backend, check_eps
+from polaformer.ops.polarity.operator import polarity_attention
 from polaformer.ops.precision import computing_dtype
 
 POLARITIES = ("both", "same", "positive", "subtract")
