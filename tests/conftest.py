@@ -35,7 +35,7 @@ def _same_random_numbers_in_every_test() -> None:
 @pytest.fixture(scope="module", params=["torch", "cpu"])
 def each_backend(request):
     """Runs what asks for it once for each backend that "auto" may stand for on a CPU; gives its name."""
-    reason = backends.MODULES[request.param].why_not()
+    reason = backends.MODULES[request.param].unavailable_reason()
     if reason is not None:
         pytest.skip(f"backend {request.param}: {reason}")
     with pytest.MonkeyPatch.context() as patch:

@@ -49,9 +49,14 @@ def options() -> list[str]:
     return _kernel().options()
 
 
+def has_float16() -> bool:
+    """Whether the kernel's compiler supported float16."""
+    return _kernel().has_float16()
+
+
 def serves(inputs: Inputs) -> bool:
     """Whether there is a kernel, and it can compute on this dtype and grid; warns once if there is none."""
-    return 0 not in inputs.grid and _kernel_or_warning() and (inputs.values.dtype != torch.float16 or _kernel().has_float16())
+    return 0 not in inputs.grid and _has_kernel() and (inputs.values.dtype != torch.float16 or has_float16())
 
 
 @functools.cache
@@ -61,7 +66,7 @@ def _kernel() -> Kernel:
 
 
 @functools.cache
-def _kernel_or_warning() -> bool:
+def _has_kernel() -> bool:
     """Whether there is a kernel. Warns if not, unless the operator warns, because its kernel is missing too."""
     reason = unavailable_reason()
     if reason is not None and polarity_cpu.unavailable_reason() is None:

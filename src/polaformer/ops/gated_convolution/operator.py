@@ -64,7 +64,7 @@ def _check(inputs: Inputs) -> None:
     if attended.ndim != 3 or values.ndim != 3 or attended.shape[0] != values.shape[0] or attended.shape[2] != values.shape[2]:
         raise ValueError(
             f"{WHERE}: attended has shape {tuple(attended.shape)} and values {tuple(values.shape)}; "
-            "give both 3 axes (batch, tokens, channels), with equal batch sizes and channels"
+            "give both 3 axes (batch, tokens, channels), with equal batch and channel sizes"
         )
     if height < 0 or width < 0 or height * width != values.shape[1]:
         raise ValueError(
