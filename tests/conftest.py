@@ -15,7 +15,7 @@ settings.register_profile("full", max_examples=500, deadline=None, derandomize=T
 settings.load_profile("default")
 
 # PyTorch reads it when it first multiplies, in processes that tests start too.
-if processor.why_no_bfloat16():
+if processor.bfloat16_unavailable_reason():
     os.environ[processor.VARIABLE] = processor.WITHOUT_TILES
 
 

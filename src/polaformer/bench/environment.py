@@ -14,7 +14,7 @@ from polaformer.bench.machine import fingerprint
 from polaformer.ops.gated_convolution import cpu as convolution
 from polaformer.ops.native import cache, compiler
 from polaformer.ops.polarity import backends, cpu
-from polaformer.ops.processor import why_no_bfloat16
+from polaformer.ops.processor import bfloat16_unavailable_reason
 
 # What is told of beside the library itself; the extra that brings it, "" for what always comes.
 PACKAGES = {
@@ -42,7 +42,7 @@ def environment() -> dict[str, Any]:
         "versions": {"polaformer": __version__} | {name: installed(name) for name in PACKAGES},
         "machine": fingerprint() | {"omp_num_threads": os.environ.get("OMP_NUM_THREADS")},
         "devices": devices(),
-        "bfloat16_on_cpu": {"works": why_no_bfloat16() is None, "reason": why_no_bfloat16()},
+        "bfloat16_on_cpu": {"works": bfloat16_unavailable_reason() is None, "reason": bfloat16_unavailable_reason()},
         "compiler": _compiler(),
         "kernels": {"polarity attention": _kernel(cpu), "convolution and gate": _kernel(convolution)},
         "kernel_cache": _cache(),

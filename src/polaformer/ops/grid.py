@@ -1,3 +1,3 @@
-"""The size of an image of tokens."""
+"""The size of an image whose pixels are tokens."""
 
 Grid = tuple[int, int]  # (height, width)

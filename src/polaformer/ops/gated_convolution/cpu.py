@@ -102,19 +102,21 @@ def backward(grad: Tensor, inputs: Inputs) -> list[Tensor]:
 def _call(name: str, inputs: Inputs, more: dict[str, Tensor], sums: Tensor | None = None) -> None:
     """Fill in the problem and run the kernel; more: tensors (B, T, C) beside attended, values and gate."""
     attended, values, weight, bias, gate, grid = inputs
+    batch, num_tokens, channels = attended.shape
+    head_width, _, kernel_height, kernel_width = weight.shape
     dtype = computing_dtype(values)
     weight, bias = weight.to(dtype).contiguous(), None if bias is None else bias.to(dtype).contiguous()
     tokens = {"attended": attended, "values": values, "gate": gate, **more}
     readable = {key: with_contiguous_rows(x) for key, x in tokens.items() if x is not None}
     problem = Convolution(
-        batch=attended.shape[0],
+        batch=batch,
         height=grid[0],
         width=grid[1],
-        prefix=inputs.prefix(),
-        channels=attended.shape[2],
-        head_width=weight.shape[0],
-        kernel_height=weight.shape[2],
-        kernel_width=weight.shape[3],
+        prefix=num_tokens - values.shape[1],
+        channels=channels,
+        head_width=head_width,
+        kernel_height=kernel_height,
+        kernel_width=kernel_width,
         storage=tensors.STORAGE_CODES[attended.dtype],
         threads=torch.get_num_threads(),
         poison=tensors.poison,
@@ -123,4 +125,4 @@ def _call(name: str, inputs: Inputs, more: dict[str, Tensor], sums: Tensor | Non
         grad_weight=address(sums),
         **{key: Tokens(x.data_ptr(), *x.stride()[:2]) for key, x in readable.items()},
     )
-    tensors.run(_kernel().library, name, problem, attended.shape)
+    tensors.run(_kernel().library, name, problem, attended)

@@ -19,7 +19,3 @@ class Inputs(NamedTuple):
     bias: Tensor | None  # (D,)
     gate: Tensor | None  # (B, P + H·W, C), or broadcastable to it
     grid: Grid  # (H, W)
-
-    def prefix(self) -> int:
-        """P, the number of tokens before those of the grid."""
-        return self.attended.shape[1] - self.values.shape[1]

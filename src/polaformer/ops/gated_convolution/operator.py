@@ -35,14 +35,16 @@ def gated_convolution(
     """
     inputs = Inputs(attended, values, weight, bias, gate, grid)
     _check(inputs)
-    if gate is not None and gate.shape != attended.shape:
+    must_expand = gate is not None and gate.shape != attended.shape
+    if must_expand:
         _check_gate(gate, attended)
     if must_use_plain_operations() or not _fits_kernel(inputs):
         return plain.forward(inputs)
-    gate = None if gate is None else gate.expand(attended.shape)
-    if can_bypass_dispatcher(attended, values, weight, bias, gate):
-        return _compute(Inputs(attended, values, weight, bias, gate, grid))
-    return _forward(attended, values, weight, bias, gate, *grid)
+    if must_expand:
+        inputs = inputs._replace(gate=gate.expand(attended.shape))
+    if can_bypass_dispatcher(*inputs[:5]):
+        return _compute(inputs)
+    return _forward(*inputs[:5], *grid)
 
 
 def _fits_kernel(inputs: Inputs, grad: Tensor | None = None) -> bool:

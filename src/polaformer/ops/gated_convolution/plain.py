@@ -12,7 +12,7 @@ def forward(inputs: Inputs) -> Tensor:
     """(attended + convolution of the values) ⊙ gate; weight and bias are cast to the dtype of the values. Differentiable."""
     attended, values, weight, bias, gate, grid = inputs
     weight, bias = weight.to(values.dtype), None if bias is None else bias.to(values.dtype)
-    prefix, width = inputs.prefix(), weight.shape[0]
+    prefix, width = attended.shape[1] - values.shape[1], weight.shape[0]
     if 0 in grid:  # PyTorch's convolution refuses it; this is empty too, with the same derivatives
         tokens = values * weight.sum() + (0.0 if bias is None else bias.sum())
     else:
@@ -28,12 +28,12 @@ def backward(grad: Tensor, inputs: Inputs) -> list[Tensor]:
     In closed form, because a registered operator cannot call autograd.
     """
     attended, values, weight, bias, gate, grid = inputs
-    width = weight.shape[0]
+    prefix, width = attended.shape[1] - values.shape[1], weight.shape[0]
     slope = dense_copy(grad if gate is None else grad * gate)
     if 0 in grid:
         zeros = [x.new_zeros(x.shape) for x in (values, weight, bias) if x is not None]
         return [slope, *zeros, *([] if gate is None else [dense_copy(grad * attended)])]
-    cells = _to_images(slope[:, inputs.prefix() :], grid, width)
+    cells = _to_images(slope[:, prefix:], grid, width)
     needed, bias_sizes = [True, True, bias is not None], None if bias is None else [width]
     geometry = ([1, 1], _padding(weight), [1, 1], False, [0, 0], width)
     images = _to_images(values, grid, width)

@@ -15,7 +15,7 @@ def address(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
 
-def run(library: Any, name: str, problem: ctypes.Structure, shape: torch.Size) -> None:
-    """Run the kernel of that name on a problem; all tensors that it points to must live until then."""
+def run(library: Any, name: str, problem: ctypes.Structure, x: Tensor) -> None:
+    """Run the kernel of that name on a problem about x; the caller keeps all tensors that the problem points to alive."""
     if getattr(library, name)(ctypes.byref(problem)) != 0:
-        raise MemoryError(f"{name}: no working memory for the kernel on shape {tuple(shape)}")
+        raise MemoryError(f"{name}: no working memory for the kernel on shape {tuple(x.shape)}")

@@ -30,8 +30,11 @@ def check(inputs: Inputs, backend: str) -> None:
     """Raise TypeError for wrong types and dtypes, ValueError for wrong shapes, devices and names; power, scale may be (D,)."""
     check_backend(WHERE, backend)
     q, k, v, power, scale, mask, eps = inputs
-    optional = {name: tensor for name, tensor in {"scale": scale, "mask": mask}.items() if tensor is not None}
-    named = {"q": q, "k": k, "v": v, "power": power} | optional
+    named = {"q": q, "k": k, "v": v, "power": power}
+    if scale is not None:
+        named["scale"] = scale
+    if mask is not None:
+        named["mask"] = mask
     for name, tensor in named.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{WHERE}: {name} is a {type(tensor).__name__}; give a torch.Tensor")
@@ -89,7 +92,8 @@ def _check_shapes(inputs: Inputs) -> None:
     batch, heads, _, width = q.shape
     if width < 2:
         raise ValueError(f"{WHERE}: q has head width {width}; give at least 2, one channel for each polarity of v")
-    if (k.shape[0], k.shape[1], k.shape[3]) != (batch, heads, width):
+    key_batch, key_heads, num_keys, key_width = k.shape
+    if (key_batch, key_heads, key_width) != (batch, heads, width):
         raise ValueError(
             f"{WHERE}: k has shape {tuple(k.shape)} but q has shape {tuple(q.shape)}; "
             "batch, heads and head width must agree, only the number of tokens may differ"
@@ -102,8 +106,8 @@ def _check_shapes(inputs: Inputs) -> None:
                 f"{WHERE}: {name} has shape {tuple(parameter.shape)} but q has {heads} heads of width {width}; "
                 f"give {name} of shape ({heads}, {width}) or ({width},)"
             )
-    if mask is not None and mask.shape != (batch, k.shape[2]):
+    if mask is not None and mask.shape != (batch, num_keys):
         raise ValueError(
-            f"{WHERE}: mask has shape {tuple(mask.shape)} but there are {batch} samples of {k.shape[2]} keys; "
-            f"give mask of shape ({batch}, {k.shape[2]})"
+            f"{WHERE}: mask has shape {tuple(mask.shape)} but there are {batch} samples of {num_keys} keys; "
+            f"give mask of shape ({batch}, {num_keys})"
         )

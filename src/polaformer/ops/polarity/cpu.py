@@ -118,15 +118,16 @@ def _call(
         raise RuntimeError(f"the cpu backend does not work here: {reason}; use backend='torch'")
     q, k, v, power, scale, mask, eps = inputs
     views |= {"q": with_contiguous_rows(q), "k": with_contiguous_rows(k), "v": with_contiguous_rows(v)}
+    batch, heads, queries, width = q.shape
     exponents = power.double().contiguous()
     log2_scale = None if scale is None else scale.double().log2().contiguous()
     exists = None if mask is None else mask.contiguous()
     problem = Problem(
-        batch=q.shape[0],
-        heads=q.shape[1],
-        queries=q.shape[2],
+        batch=batch,
+        heads=heads,
+        queries=queries,
         keys=k.shape[2],
-        width=q.shape[3],
+        width=width,
         storage=tensors.STORAGE_CODES[q.dtype],
         threads=torch.get_num_threads(),
         shifted=shifted,
@@ -140,4 +141,4 @@ def _call(
         grad_scale=None if sums is None or scale is None else address(sums[1]),
         **{key: View(x.data_ptr(), *x.stride()[:3]) for key, x in views.items()},
     )
-    tensors.run(library, name, problem, q.shape)
+    tensors.run(library, name, problem, q)

@@ -53,8 +53,8 @@ def polarity_attention(
     x = 0 and at a subnormal x. NaN in the input (outside the mask) shows as NaN in the output.
     """
     checks.check(Inputs(q, k, v, power, scale, mask, eps), backend)
-    power = power.expand(q.shape[1], -1)
-    scale = None if scale is None else scale.expand(q.shape[1], -1)
+    power = power if power.ndim == 2 else power.expand(q.shape[1], -1)
+    scale = scale if scale is None or scale.ndim == 2 else scale.expand(q.shape[1], -1)
     if backend == "reference":
         return reference.polarity_attention(q, k, v, power, scale=scale, mask=mask, eps=eps)
     inputs = Inputs(q, k, v, power, scale, mask, float(eps))
