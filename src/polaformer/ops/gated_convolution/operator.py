@@ -35,12 +35,11 @@ def gated_convolution(
     """
     inputs = Inputs(attended, values, weight, bias, gate, grid)
     _check(inputs)
-    must_expand = gate is not None and gate.shape != attended.shape
-    if must_expand:
+    if gate is not None and gate.shape != attended.shape:
         _check_gate(gate, attended)
     if must_use_plain_operations() or not _fits_kernel(inputs):
         return plain.forward(inputs)
-    if must_expand:
+    if gate is not None and gate.shape != attended.shape:
         inputs = inputs._replace(gate=gate.expand(attended.shape))
     if can_bypass_dispatcher(*inputs[:5]):
         return _compute(inputs)
@@ -144,7 +143,7 @@ def _fake_backward(grad: Tensor, *inputs: Any) -> list[Tensor]:
     return [x.new_empty(x.shape) for x in inputs if isinstance(x, Tensor)]
 
 
-def _save_for_backward(ctx: Any, inputs: tuple, output: Tensor) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple, output: Tensor | list[Tensor]) -> None:
     *tensors, ctx.height, ctx.width = inputs
     ctx.save_for_backward(*tensors)
 
@@ -162,11 +161,14 @@ def _save_for_second_backward(ctx: Any, inputs: tuple, output: list[Tensor]) -> 
 
 def _second_derivative(ctx: Any, cotangents: list[Tensor | None]) -> tuple:
     grad, *tensors = ctx.saved_tensors
-
-    def forward(*tensors: Tensor) -> Tensor:
-        return plain.forward(Inputs(*tensors, (ctx.height, ctx.width)))  # type: ignore[arg-type]
-
-    return *second_derivative(forward, grad, tensors, cotangents), None, None
+    grid = ctx.height, ctx.width
+    found = second_derivative(
+        lambda attended, values, weight, bias, gate: plain.forward(Inputs(attended, values, weight, bias, gate, grid)),
+        grad,
+        tensors,
+        cotangents,
+    )
+    return *found, None, None
 
 
 _forward.register_autograd(_first_derivative, setup_context=_save_for_backward)

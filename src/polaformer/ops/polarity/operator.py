@@ -118,11 +118,13 @@ def _save_for_second_backward(ctx: Any, inputs: tuple, output: list[Tensor]) -> 
 def _second_derivative(ctx: Any, cotangents: list[Tensor | None]) -> tuple:
     """`norms` is a function of the other inputs here, so it gets no gradient."""
     grad, *tensors, mask = ctx.saved_tensors
-
-    def forward(*tensors: Tensor) -> Tensor:
-        return plain.attention(Inputs(*tensors, mask, ctx.eps))[0]  # type: ignore[arg-type]
-
-    return *second_derivative(forward, grad, tensors, cotangents), None, None, None, None
+    found = second_derivative(
+        lambda q, k, v, power, scale: plain.attention(Inputs(q, k, v, power, scale, mask, ctx.eps))[0],
+        grad,
+        tensors,
+        cotangents,
+    )
+    return *found, None, None, None, None
 
 
 _forward.register_autograd(_first_derivative, setup_context=_save_for_backward)
