@@ -15,7 +15,7 @@ settings.register_profile("full", max_examples=500, deadline=None, derandomize=T
 settings.load_profile("default")
 
 # PyTorch reads it when it first multiplies, in processes that tests start too.
-if processor.why_no_bfloat16():
+if processor.bfloat16_unavailable_reason():
     os.environ[processor.VARIABLE] = processor.WITHOUT_TILES
 
 
@@ -35,7 +35,7 @@ def _same_random_numbers_in_every_test() -> None:
 @pytest.fixture(scope="module", params=["torch", "cpu"])
 def each_backend(request):
     """Runs what asks for it once for each backend that "auto" may stand for on a CPU; gives its name."""
-    reason = backends.MODULES[request.param].why_not()
+    reason = backends.MODULES[request.param].unavailable_reason()
     if reason is not None:
         pytest.skip(f"backend {request.param}: {reason}")
     with pytest.MonkeyPatch.context() as patch:

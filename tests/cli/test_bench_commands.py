@@ -195,7 +195,7 @@ def test_the_environment_answers_when_everything_is_broken(
     from polaformer.bench import environment
     from polaformer.ops.polarity import triton
 
-    monkeypatch.setattr(triton, "why_not", lambda: 1 / 0)
+    monkeypatch.setattr(triton, "unavailable_reason", lambda: 1 / 0)
     monkeypatch.setattr(environment, "installed", lambda _: None)
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv("CXX", "")

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from oracle import random_inputs, truth, with_gradients
-from polaformer.ops.polarity import backends, cpu, triton
-from polaformer.ops.polarity import plain as linear
-from polaformer.ops.polarity import plain_backend as plain
+from polaformer.ops.polarity import backends, cpu, plain, triton
+from polaformer.ops.polarity.inputs import Inputs
 from polaformer.ops.polarity.operator import polarity_attention
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -25,13 +24,13 @@ def _nothing_chosen_before():
 
 def _forget() -> None:
     backends._fastest.cache_clear()
-    backends._tell_that_the_plain_path_serves.cache_clear()
+    backends._warn_of_plain_path.cache_clear()
 
 
 @pytest.fixture
 def kernel():
     """The module of the native kernel, where it works."""
-    reason = cpu.why_not()
+    reason = cpu.unavailable_reason()
     if reason is not None:
         pytest.skip(f"backend cpu: {reason}")
     return cpu
@@ -65,7 +64,7 @@ def test_auto_on_a_cpu_is_the_native_kernel(dtype, kernel, monkeypatch):
     assert backends.choose("auto", tokens(dtype)) is kernel
     calls = []
     original = cpu.forward
-    monkeypatch.setattr(cpu, "forward", lambda *arguments: (calls.append(arguments[0].dtype), original(*arguments))[1])
+    monkeypatch.setattr(cpu, "forward", lambda *arguments: (calls.append(arguments[0].q.dtype), original(*arguments))[1])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         polarity_attention(*random_inputs(dtype=dtype))
@@ -81,28 +80,28 @@ def test_auto_elsewhere_is_the_plain_path_and_says_nothing():
 
 
 def test_auto_on_a_gpu_is_triton_where_it_works(monkeypatch):
-    monkeypatch.setattr(triton, "why_not", lambda: None)
+    monkeypatch.setattr(triton, "unavailable_reason", lambda: None)
     assert backends._fastest("cuda", torch.bfloat16, triton.MAX_WIDTH) == "triton"
     assert backends._fastest("cuda", torch.float64, 32) == "torch"
     assert backends._fastest("cuda", torch.float32, triton.MAX_WIDTH + 1) == "torch"
     _forget()
-    monkeypatch.setattr(triton, "why_not", lambda: "it is broken")
+    monkeypatch.setattr(triton, "unavailable_reason", lambda: "it is broken")
     assert backends._fastest("cuda", torch.bfloat16, 32) == "torch"
 
 
 def test_a_kernel_without_float16_leaves_that_to_the_plain_path_and_says_why(kernel, monkeypatch):
     monkeypatch.setattr(cpu, "has_float16", lambda: False)
-    with pytest.warns(UserWarning, match=r"polarity attention, slower: its compiler knows no float16$") as told:
+    with pytest.warns(UserWarning, match=r"polarity attention, slower: its compiler does not support float16$") as told:
         chosen = [backends.choose("auto", tokens(torch.float16, width)) for width in (4, 6)]
     assert chosen == [plain] * 2
     assert len(told) == 1
     assert backends.choose("auto", tokens(torch.bfloat16)) is kernel
-    with pytest.raises(ValueError, match="'cpu' cannot be used: its compiler knows no float16; use 'auto' or 'torch'"):
+    with pytest.raises(ValueError, match="'cpu' cannot be used: its compiler does not support float16; use 'auto' or 'torch'"):
         backends.choose("cpu", tokens(torch.float16))
 
 
 def test_a_broken_kernel_is_told_of_once_however_many_kinds_of_tensors_there_are(monkeypatch):
-    monkeypatch.setattr(cpu, "why_not", lambda: "it is broken")
+    monkeypatch.setattr(cpu, "unavailable_reason", lambda: "it is broken")
     with pytest.warns(UserWarning, match=r"slower: it is broken$") as told:
         chosen = [backends.choose("auto", tokens(dtype, width)) for dtype, width in itertools.product(DTYPES, (4, 6))]
     assert chosen == [plain] * 8
@@ -115,9 +114,9 @@ def test_a_broken_kernel_is_told_of_once_however_many_kinds_of_tensors_there_are
 @pytest.mark.parametrize("name", ["torch", "cpu", "triton"])
 def test_a_name_stands_for_one_module(name, monkeypatch):
     module = {"torch": plain, "cpu": cpu, "triton": triton}[name]
-    monkeypatch.setattr(module, "why_not", lambda: None)
+    monkeypatch.setattr(module, "unavailable_reason", lambda: None)
     assert backends.choose(name, tokens()) is module
-    monkeypatch.setattr(module, "why_not", lambda: "it is broken")
+    monkeypatch.setattr(module, "unavailable_reason", lambda: "it is broken")
     with pytest.raises(ValueError, match="cannot be used") as caught:
         backends.choose(name, tokens())
     wanted = f"polarity_attention: backend {name!r} cannot be used: it is broken; use 'auto' or 'torch'"
@@ -135,16 +134,16 @@ def test_triton_refuses_tensors_on_a_cpu_in_one_line_that_says_what_to_do(monkey
 
 REFUSED = {
     "cpu, tensors elsewhere": ("cpu", tokens(device="meta"), "it computes on the CPU but the tensors are on meta"),
-    "triton, float64": ("triton", tokens(torch.float64), "it knows neither float64 nor heads wider than 256"),
-    "triton, too wide": ("triton", tokens(width=257), "it knows neither float64 nor heads wider than 256"),
+    "triton, float64": ("triton", tokens(torch.float64), "it supports neither float64 nor heads wider than 256"),
+    "triton, too wide": ("triton", tokens(width=257), "it supports neither float64 nor heads wider than 256"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_tensors_that_a_backend_cannot_take_are_refused_with_the_reason(case, monkeypatch):
     name, q, reason = REFUSED[case]
-    monkeypatch.setattr(backends.MODULES[name], "why_not", lambda: None)
-    assert backends._why_not_for(name, q.device.type, q.dtype, q.shape[3]) == reason
+    monkeypatch.setattr(backends.MODULES[name], "unavailable_reason", lambda: None)
+    assert backends._refusal_reason(name, q.device.type, q.dtype, q.shape[3]) == reason
     with pytest.raises(ValueError, match="cannot be used") as caught:
         backends.choose(name, q)
     assert str(caught.value) == f"polarity_attention: backend {name!r} cannot be used: {reason}; use 'auto' or 'torch'"
@@ -171,19 +170,20 @@ def test_the_status_has_a_row_for_every_backend_that_has_a_name():
     assert [row.works for row in rows if row.name in ("torch", "reference")] == [True, True]
     for row in rows:
         module = backends.MODULES.get(row.name)
-        assert row.works == (module is None or module.why_not() is None)
+        assert row.works == (module is None or module.unavailable_reason() is None)
         assert row.reason
         assert "\n" not in row.reason
 
 
 @pytest.mark.parametrize("name", ["cpu", "triton"])
 def test_the_status_shows_why_a_backend_does_not_work(name, monkeypatch):
-    monkeypatch.setattr(backends.MODULES[name], "why_not", lambda: "it is broken")
+    monkeypatch.setattr(backends.MODULES[name], "unavailable_reason", lambda: "it is broken")
     assert backends.Status(name, False, "it is broken") in backends.status()
-    monkeypatch.setattr(backends.MODULES[name], "why_not", lambda: None)
+    monkeypatch.setattr(backends.MODULES[name], "unavailable_reason", lambda: None)
     monkeypatch.setattr(backends.cpu, "options", lambda: ["-march=native"])
     monkeypatch.setattr(backends.cpu, "has_threads", lambda: True)
-    assert backends.Status(name, True, backends.WHAT[name]) in backends.status()
+    what = {"cpu": "a native kernel for this processor", "triton": "fused kernels for GPUs"}[name]
+    assert backends.Status(name, True, what) in backends.status()
 
 
 # ---- all alike ----
@@ -217,8 +217,9 @@ def test_all_backends_lay_out_their_results_alike(layout, heads, width, dtype, k
     results = {}
     for name in ("torch", "cpu"):
         module = backends.MODULES[name]
-        out, norms = module.forward(q, k, v, power, scale, None, 1e-6)
-        results[name] = [out, norms, *module.backward(torch.randn_like(out), q, k, v, power, scale, norms, None)]
+        inputs = Inputs(q, k, v, power, scale, eps=1e-6)
+        out, norms = module.forward(inputs)
+        results[name] = [out, norms, *module.backward(torch.randn_like(out), norms, inputs)]
     for a, b in zip(results["torch"], results["cpu"], strict=True):
         assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
     out, _, grad_q, grad_k, _, _, _ = results["cpu"]
@@ -242,8 +243,8 @@ def test_what_pytorch_is_told_of_layouts_is_what_comes_back(kernel):
 
 def test_a_backend_is_what_the_protocol_asks_for():
     for module in backends.MODULES.values():
-        assert all(callable(getattr(module, name)) for name in ("why_not", "forward", "backward"))
-    assert plain.why_not() is None
-    inputs = [x.detach() for x in random_inputs()]
-    wanted = linear.forward(*inputs, None, 1e-3)[0]
-    torch.testing.assert_close(plain.forward(*inputs, None, None, 1e-3)[0], wanted, rtol=1e-12, atol=1e-12)
+        verbs = ("describe", "unavailable_reason", "unsupported_reason", "forward", "backward")
+        assert all(callable(getattr(module, name)) for name in verbs)
+    assert plain.unavailable_reason() is None
+    inputs = Inputs(*(x.detach() for x in random_inputs()), eps=1e-3)
+    torch.testing.assert_close(plain.forward(inputs)[0], plain.attention(inputs)[0], rtol=1e-12, atol=1e-12)

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from oracle import random_inputs, relative_error, relative_error_by_head, with_gradients
-from polaformer.ops.polarity import cpu, reference
-from polaformer.ops.polarity import plain_backend as plain
+from polaformer.ops.native import tensors as native_tensors
+from polaformer.ops.polarity import cpu, plain, reference
+from polaformer.ops.polarity.inputs import Inputs
 from polaformer.ops.polarity.operator import polarity_attention
 
 NAMES = ("out", "q", "k", "v", "power", "scale")
@@ -31,7 +32,7 @@ EPS = 100.0
 
 @pytest.fixture(scope="module", autouse=True)
 def _kernel_works_here():
-    reason = cpu.why_not()
+    reason = cpu.unavailable_reason()
     if reason is not None:
         pytest.skip(f"backend cpu: {reason}")
 
@@ -46,7 +47,7 @@ def _threads_as_before():
 @pytest.fixture
 def poisoned(monkeypatch):
     """Called, it fills with NaN what the kernel works in and what it writes to."""
-    yield lambda: (monkeypatch.setattr(cpu, "poison", True), torch.use_deterministic_algorithms(True))
+    yield lambda: (monkeypatch.setattr(native_tensors, "poison", True), torch.use_deterministic_algorithms(True))
     torch.use_deterministic_algorithms(False)
 
 
@@ -82,8 +83,9 @@ def check(inputs: list[Tensor], cotangent: Tensor | None = None, **options) -> N
 def everything(inputs: list[Tensor], cotangent: Tensor, mask: Tensor | None = None, eps: float = 0.0) -> list[Tensor]:
     """What the kernel gives for q, k, v, power and perhaps scale, without autograd: output, denominators, gradients."""
     q, k, v, power, scale = (*(x.detach() for x in inputs), None)[:5]
-    out, norms = cpu.forward(q, k, v, power, scale, mask, eps)
-    gradients = cpu.backward(cotangent, q, k, v, power, scale, norms, mask)
+    problem = Inputs(q, k, v, power, scale, mask, eps)
+    out, norms = cpu.forward(problem)
+    gradients = cpu.backward(cotangent, norms, problem)
     return [out, norms, *(x for x in gradients if x is not None)]
 
 
@@ -273,7 +275,7 @@ def test_every_number_of_16_bits_comes_out_as_it_went_in_and_ties_go_to_the_even
     power, positive, opposed = torch.ones(below.shape[1], 2), torch.ones_like(below), torch.tensor([1.0, -1.0]).to(dtype)
     # The query meets one channel in each stream: with one key the output is its value, with two alike the mean of theirs.
     q = opposed.expand_as(below)
-    assert torch.equal(cpu.forward(q, positive, above, power, None, None, 0.0)[0], above)
+    assert torch.equal(cpu.forward(Inputs(q, positive, above, power))[0], above)
     both = torch.cat([below, above], dim=2)
     mean = (below.float() / 2 + above.float() / 2).to(dtype)
     assert torch.equal(cpu.forward(q, torch.ones_like(both), both, power, None, None, 0.0)[0], mean)
@@ -444,11 +446,11 @@ def test_memory_is_written_before_it_is_read(width, masked, dtype, poisoned):
 def test_poison_reaches_what_the_kernel_works_in(monkeypatch):
     """Else the tests above would prove nothing: the field arrives where the kernel looks for it."""
     seen = []
-    library, _ = cpu._library()
-    monkeypatch.setattr(cpu, "poison", True)
-    monkeypatch.setattr(cpu, "_library", lambda: (_Watched(library, seen), None))
+    library, _ = cpu._kernel()
+    monkeypatch.setattr(native_tensors, "poison", True)
+    monkeypatch.setattr(cpu, "_kernel", lambda: (_Watched(library, seen), None))
     inputs = [x.detach() for x in random_inputs(dtype=torch.float32)]
-    cpu.forward(*inputs, None, None, 0.0)
+    cpu.forward(Inputs(*inputs))
     assert seen == [(1, 6)]
 
 
@@ -466,6 +468,7 @@ class _Watched:
 GROWTH = """
 import torch
 from polaformer.ops.polarity import cpu
+from polaformer.ops.polarity.inputs import Inputs
 
 def pages(name):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name)) * 1024
@@ -482,12 +485,12 @@ def problem(tokens):
 
 power = torch.full((2, 32), 3.0)
 q, k, v, grad = problem(4096)
-cpu.backward(grad, q, k, v, power, None, cpu.forward(q, k, v, power, None, None, 0.0)[1], None)
+cpu.backward(grad, cpu.forward(Inputs(q, k, v, power))[1], Inputs(q, k, v, power))
 alive = []
 for tokens in (2**16, 2**18):
     q, k, v, grad = problem(tokens)
-    extra, (out, norms) = growth(lambda: cpu.forward(q, k, v, power, None, None, 0.0))
-    back, gradients = growth(lambda: cpu.backward(grad, q, k, v, power, None, norms, None))
+    extra, (out, norms) = growth(lambda: cpu.forward(Inputs(q, k, v, power)))
+    back, gradients = growth(lambda: cpu.backward(grad, norms, Inputs(q, k, v, power)))
     alive += [q, k, v, grad, out, norms, *gradients]
     print(extra, back)
 """
@@ -554,11 +557,11 @@ def test_errors_do_not_grow_with_the_number_of_tokens():
     q, k, v, power = (x.detach() for x in random_inputs(1, 1, 2**20, 2**20, width=4, dtype=torch.float32))
     grad = torch.randn_like(q)
     wide = [x.double() for x in (q, k, v, power)]
-    out, norms = cpu.forward(q, k, v, power, None, None, 0.0)
-    truth, true_norms = cpu.forward(*wide, None, None, 0.0)
+    out, norms = cpu.forward(Inputs(q, k, v, power))
+    truth, true_norms = cpu.forward(Inputs(*wide))
     assert relative_error(out, truth) < 1e-6
-    found = cpu.backward(grad, q, k, v, power, None, norms, None)[:3]
-    wanted = cpu.backward(grad.double(), *wide, None, true_norms, None)[:3]
+    found = cpu.backward(grad, norms, Inputs(q, k, v, power))[:3]
+    wanted = cpu.backward(grad.double(), true_norms, Inputs(*wide))[:3]
     for gradient, true_gradient in zip(found, wanted, strict=True):
         assert relative_error(gradient, true_gradient) < 2e-6
 
@@ -577,8 +580,8 @@ def test_the_kernel_is_given_the_threads_of_torch(threads, monkeypatch):
     torch.set_num_threads(threads)
     q, k, v, power = random_inputs(batch=1, heads=1, queries=3, keys=3, width=4, dtype=torch.float32)
     monkeypatch.setattr(cpu, "_library", lambda: (Recorder(), None))
-    _, norms = cpu.forward(q, k, v, power, None, None, 0.0)
-    cpu.backward(q, q, k, v, power, None, norms, None)
+    _, norms = cpu.forward(Inputs(q, k, v, power))
+    cpu.backward(q, norms, Inputs(q, k, v, power))
     assert given == [threads, threads]
 
 
@@ -587,9 +590,10 @@ def test_the_kernel_starts_the_threads_that_it_is_given():
     if not cpu.has_threads():
         pytest.skip("the compiler knows no OpenMP")
     count = (
-        "import os, torch; from polaformer.ops.polarity import cpu; torch.set_num_threads({threads}); "
-        "q = torch.ones(32).expand(4, 8, 64, 32); p = torch.ones(8, 32); cpu.why_not(); "
-        "before = len(os.listdir('/proc/self/task')); cpu.forward(q, q, q, p, None, None, 0.0); "
+        "import os, torch; from polaformer.ops.polarity import cpu; from polaformer.ops.polarity.inputs import Inputs; "
+        "torch.set_num_threads({threads}); "
+        "q = torch.ones(32).expand(4, 8, 64, 32); p = torch.ones(8, 32); cpu.unavailable_reason(); "
+        "before = len(os.listdir('/proc/self/task')); cpu.forward(Inputs(q, q, q, p)); "
         "print(len(os.listdir('/proc/self/task')) - before)"
     )
     commands = [[sys.executable, "-c", count.format(threads=threads)] for threads in (1, 3)]
@@ -603,7 +607,7 @@ def test_the_kernel_is_compiled_for_the_widest_vectors_here():
         pytest.skip("the compiler knows no -march=native")
     flags = Path("/proc/cpuinfo").read_text().split()
     wanted = 64 if "avx512f" in flags else 32 if "avx" in flags else 16
-    library, _ = cpu._library()
+    library, _ = cpu._kernel()
     assert library is not None
     assert library.vector_bytes() == wanted
 
@@ -612,7 +616,7 @@ def test_the_kernel_is_compiled_for_the_widest_vectors_here():
 @pytest.mark.parametrize("width", [PADDED, DIRECT])
 def test_the_unshifted_form_agrees_at_unit_scale(width, dtype):
     q, k, v, power = (x.detach() for x in random_inputs(queries=20, keys=30, width=width, dtype=dtype))
-    safe, unsafe = (cpu.forward(q, k, v, power, None, None, 1e-6, shifted=shifted)[0] for shifted in (True, False))
+    safe, unsafe = (cpu.forward(Inputs(q, k, v, power, eps=1e-6), shifted=shifted)[0] for shifted in (True, False))
     assert relative_error(unsafe, safe) < 1e-5
     assert not torch.equal(unsafe, safe)
 
@@ -620,14 +624,14 @@ def test_the_unshifted_form_agrees_at_unit_scale(width, dtype):
 @pytest.mark.parametrize("width", [PADDED, DIRECT])
 def test_the_safe_form_is_right_at_1e20(width):
     q, k, v, power = (x.detach() for x in random_inputs(queries=20, keys=30, width=width, dtype=torch.float32, power=3.0))
-    safe = cpu.forward(q * 1e20, k * 1e20, v, power, None, None, 0.0)[0]
+    safe = cpu.forward(Inputs(q * 1e20, k * 1e20, v, power))[0]
     assert relative_error(safe, reference.polarity_attention(q.double(), k.double(), v.double(), power)) < 5e-6
 
 
 @pytest.mark.parametrize("width", [PADDED, DIRECT])
 def test_the_unshifted_form_overflows_at_1e20(width):
     q, k, v, power = (x.detach() for x in random_inputs(queries=20, keys=30, width=width, dtype=torch.float32, power=3.0))
-    assert not cpu.forward(q * 1e20, k * 1e20, v, power, None, None, 0.0, shifted=False)[0].isfinite().any()
+    assert not cpu.forward(Inputs(q * 1e20, k * 1e20, v, power), shifted=False)[0].isfinite().any()
 
 
 def test_n3_far_from_unit_scale_values_are_as_exact_as_near_it_and_more_so_than_plain_ones():
@@ -638,9 +642,7 @@ def test_n3_far_from_unit_scale_values_are_as_exact_as_near_it_and_more_so_than_
     q, k, v = (torch.randn(1, len(cells), n, 16, dtype=torch.float64) for n in (8, 10, 10))
     inputs = [(q * scales_q).float(), (k * scales_k).float(), v.float(), powers[:, 0].expand(-1, 16).float().contiguous()]
     wanted = reference.polarity_attention(*(x.double() for x in inputs))
-    ours, plain_ones = (
-        relative_error_by_head(module.forward(*inputs, None, None, 0.0)[0], wanted).max() for module in (cpu, plain)
-    )
+    ours, plain_ones = (relative_error_by_head(module.forward(Inputs(*inputs))[0], wanted).max() for module in (cpu, plain))
     assert ours < 5e-6
     assert ours < plain_ones
 
@@ -658,7 +660,7 @@ def test_subnormal_numbers_count(dtype):
 def test_large_powers_of_tiny_numbers_are_not_taken_for_zeros():
     q, k, v, power = (x.detach() for x in random_inputs(dtype=torch.float32, power=3000.0))
     q, k = q.sign() * 1e-30 * (1 + 1e-4 * q.abs()), k.sign() * 1e-30 * (1 + 1e-4 * k.abs())
-    out = cpu.forward(q, k, v, power, None, None, 0.0)[0]
+    out = cpu.forward(Inputs(q, k, v, power))[0]
     wanted = reference.polarity_attention(q.double(), k.double(), v.double(), power.double())
     assert relative_error(out, wanted) < 2e-3
 

@@ -9,12 +9,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from oracle import relative_error
 from polaformer import PolaAttention
-from polaformer.ops.gated_convolution import operator as convolution
-from polaformer.ops.gated_convolution.operator import gated_convolution, plain
-from polaformer.ops.polarity import cpu
+from polaformer.ops.gated_convolution import cpu
+from polaformer.ops.gated_convolution import plain as plain_form
+from polaformer.ops.gated_convolution.inputs import Inputs
+from polaformer.ops.gated_convolution.operator import gated_convolution
+from polaformer.ops.native import tensors as native_tensors
 
 # batch, prefix tokens, (height, width), heads, head width, kernel, gate, bias
-needs_kernel = pytest.mark.skipif(convolution.why_not() is not None, reason="the kernel cannot be built here")
+needs_kernel = pytest.mark.skipif(cpu.unavailable_reason() is not None, reason="the kernel cannot be built here")
 CASES = {
     "a grid": (2, 0, (5, 7), 3, 8, (5, 5), True, True),
     "prefix tokens": (1, 1, (14, 14), 2, 32, (5, 5), True, True),
@@ -29,6 +31,11 @@ CASES = {
     "a row in several pieces": (1, 1, (2, 700), 1, 6, (5, 5), True, True),
     "no samples": (0, 0, (4, 4), 2, 8, (5, 5), True, True),
 }
+
+
+def plain(*arguments) -> torch.Tensor:
+    """The plain form, called as the operator is."""
+    return plain_form.forward(Inputs(*arguments))
 
 
 def tensors(case, dtype):
@@ -83,7 +90,7 @@ def test_the_number_of_threads_changes_no_bit_and_uninitialised_memory_is_never_
         torch.set_num_threads(1)
         alone = with_gradients(gated_convolution, inputs, grid, cotangent)
         torch.set_num_threads(2)
-        monkeypatch.setattr(cpu, "poison", True)
+        monkeypatch.setattr(native_tensors, "poison", True)
         torch.use_deterministic_algorithms(True)  # fills new tensors with NaN
         together = with_gradients(gated_convolution, inputs, grid, cotangent)
     finally:
@@ -132,7 +139,7 @@ def test_a_gradient_that_lies_otherwise_changes_no_stride_of_the_result():
 def test_the_kernel_is_left_alone_where_its_compiler_knew_no_float16(monkeypatch):
     inputs, grid = tensors("a grid", torch.float16)
     monkeypatch.setattr(cpu, "has_float16", lambda: False)
-    monkeypatch.setattr(convolution, "_call", None)
+    monkeypatch.setattr(cpu, "_call", None)
     gated_convolution(*inputs, grid).sum().backward()
 
 
@@ -194,7 +201,7 @@ def test_without_a_compiler_the_registered_operators_give_the_same(monkeypatch):
     inputs, grid = tensors("prefix tokens", torch.float32)
     cotangent = torch.randn_like(inputs[0])
     native = with_gradients(gated_convolution, inputs, grid, cotangent)
-    monkeypatch.setattr(convolution, "_library", lambda: None)
+    monkeypatch.setattr(cpu, "_has_kernel", lambda: False)
     without = with_gradients(gated_convolution, inputs, grid, cotangent)
     assert all(relative_error(a, b) < 3e-6 for a, b in zip(native, without, strict=True))
 

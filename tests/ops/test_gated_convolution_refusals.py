@@ -6,7 +6,9 @@ The same for both operators as they are registered with PyTorch, which anybody c
 import pytest
 import torch
 
-from polaformer.ops.gated_convolution.operator import gated_convolution, plain
+from polaformer.ops.gated_convolution import plain
+from polaformer.ops.gated_convolution.inputs import Inputs
+from polaformer.ops.gated_convolution.operator import gated_convolution
 from polaformer.ops.polarity.operator import polarity_attention
 
 BATCH, GRID, CHANNELS, WIDTH = 2, (4, 4), 8, 4
@@ -31,8 +33,8 @@ WRONG = {
     "a negative grid": ({"grid": (-4, -4)}, "the grid is -4×-4"),
     "values of four axes": ({"values": torch.randn(BATCH, 4, 4, CHANNELS)}, "give both 3 axes"),
     "attended of two axes": ({"attended": torch.randn(17, CHANNELS)}, "give both 3 axes"),
-    "another batch": ({"values": torch.randn(1, 16, CHANNELS)}, "of one batch and as many channels"),
-    "other channels": ({"values": torch.randn(BATCH, 16, 4)}, "of one batch and as many channels"),
+    "another batch": ({"values": torch.randn(1, 16, CHANNELS)}, "with equal batch and channel sizes"),
+    "other channels": ({"values": torch.randn(BATCH, 16, 4)}, "with equal batch and channel sizes"),
     "fewer tokens than cells": ({"attended": torch.randn(BATCH, 15, CHANNELS)}, "attended has 15 tokens but values has 16"),
     "a dense convolution": ({"weight": torch.randn(WIDTH, WIDTH, 3, 3)}, r"weight has shape \(4, 4, 3, 3\)"),
     "an even kernel": ({"weight": torch.randn(WIDTH, 1, 3, 2)}, "odd kernel sizes"),
@@ -87,7 +89,7 @@ def test_what_is_empty_gives_what_is_empty_and_zero_gradients(batch, tokens, gri
     gate = torch.randn_like(attended).requires_grad_() if gated else None
     leaves = [x for x in (attended, values, weight, bias, gate) if x is not None]
     results = []
-    for function in (gated_convolution, plain):
+    for function in (gated_convolution, lambda *arguments: plain.forward(Inputs(*arguments))):
         out = function(attended, values, weight, bias, gate, grid)
         results.append([out, *torch.autograd.grad(out.sum(), leaves)])
     with torch.no_grad():

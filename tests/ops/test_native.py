@@ -22,9 +22,13 @@ import torch
 
 from oracle import random_inputs, relative_error
 from polaformer.bench import environment
-from polaformer.ops.gated_convolution import operator as convolution
-from polaformer.ops.native import library as native
+from polaformer.ops.gated_convolution import cpu as convolution
+from polaformer.ops.native import cache as kernel_cache
+from polaformer.ops.native import compiler
+from polaformer.ops.native.compiler import BuildError
+from polaformer.ops.native.library import Kernel, load
 from polaformer.ops.polarity import backends, cpu, reference
+from polaformer.ops.polarity.inputs import Inputs
 from polaformer.ops.polarity.operator import polarity_attention
 
 REAL = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
@@ -34,8 +38,8 @@ needs_compiler = pytest.mark.skipif(REAL is None, reason="there is no C++ compil
 def _knows_every_option() -> bool:
     try:
         with tempfile.TemporaryDirectory() as folder:
-            return REAL is not None and native.known_options([REAL], Path(folder)) == ["-march=native", "-fopenmp"]
-    except native.BuildError:
+            return REAL is not None and compiler.supported_options([REAL], Path(folder)) == ["-march=native", "-fopenmp"]
+    except BuildError:
         return False
 
 
@@ -56,8 +60,8 @@ def cache(tmp_path, monkeypatch) -> Path:
 
 
 def _forget() -> None:
-    told = (backends._fastest, backends._tell_that_the_plain_path_serves)
-    for function in (cpu._library, convolution._loaded, convolution._library, native._version, *told):
+    told = (backends._fastest, backends._warn_of_plain_path)
+    for function in (cpu._kernel, convolution._kernel, convolution._has_kernel, compiler.version, *told):
         function.cache_clear()
 
 
@@ -86,8 +90,8 @@ def compilations(tmp_path, monkeypatch):
 
 def _one_line(source: Path) -> str:
     """Why it cannot be built."""
-    with pytest.raises(native.BuildError) as caught:
-        native.load(source)
+    with pytest.raises(BuildError) as caught:
+        load(source)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -98,20 +102,20 @@ def _one_line(source: Path) -> str:
 @needs_compiler
 def test_what_was_built_once_is_not_built_again(source, cache, compilations):
     for _ in range(3):
-        native._version.cache_clear()
-        assert native.load(source).answer() == 42
+        compiler.version.cache_clear()
+        assert load(source).answer() == 42
     assert compilations() == 1
     assert [path.name.rsplit("-", 2)[0] for path in cache.iterdir()] == ["tiny"]
 
 
 @needs_compiler
 def test_a_changed_source_gives_another_file(source, cache, compilations):
-    assert native.load(source).answer() == 42
+    assert load(source).answer() == 42
     source.write_text(source.read_text().replace("42", "43"))
-    assert native.load(source).answer() == 43
+    assert load(source).answer() == 43
     assert compilations() == 2
     source.write_text(source.read_text().replace("43", "42"))
-    assert native.load(source).answer() == 42
+    assert load(source).answer() == 42
     assert compilations() == 2
     assert len(list(cache.iterdir())) == 2
 
@@ -121,29 +125,29 @@ def test_a_changed_header_gives_another_file(source, compilations):
     header = source.with_name("number.h")
     header.write_text("#define NUMBER 1\n")
     source.write_text('#include "number.h"\nextern "C" int answer() { return NUMBER; }\n')
-    assert native.load(source).answer() == 1
+    assert load(source).answer() == 1
     header.write_text("#define NUMBER 2\n")
-    assert native.load(source).answer() == 2
+    assert load(source).answer() == 2
     assert compilations() == 2
 
 
 @needs_compiler
 @pytest.mark.parametrize("changed", ["its name", "its version", "an option in CXX", "our options", "the processor"])
 def test_another_compiler_option_or_processor_gives_another_file(changed, source, cache, compilations, tmp_path, monkeypatch):
-    native.load(source)
+    load(source)
     before = os.environ["CXX"]
     if changed == "its name":
         monkeypatch.setenv("CXX", str(shutil.copy(before, tmp_path / "another")))
     elif changed == "its version":
         _script(Path(before), '[ "$1" = --version ] && echo 99 && exit', f'exec {REAL} "$@"')
-        native._version.cache_clear()
+        compiler.version.cache_clear()
     elif changed == "an option in CXX":
         monkeypatch.setenv("CXX", f"{before} -DNDEBUG")
     elif changed == "our options":
-        monkeypatch.setattr(native, "OPTIONS", (*native.OPTIONS, "-DNDEBUG"))
+        monkeypatch.setattr(compiler, "OPTIONS", (*compiler.OPTIONS, "-DNDEBUG"))
     else:
-        monkeypatch.setattr(native, "_processor", lambda: "another")
-    assert native.load(source).answer() == 42
+        monkeypatch.setattr(kernel_cache, "_processor", lambda: "another")
+    assert load(source).answer() == 42
     assert len({path.name.rsplit("-", 2)[1] for path in cache.iterdir()}) == 2
 
 
@@ -154,7 +158,7 @@ def test_cxx_may_hold_options_and_paths_with_spaces(source, tmp_path, monkeypatc
     compiler = _script(folder / "compiler", f'exec {REAL} "$@"')
     source.write_text('extern "C" int answer() { return GIVEN; }\n')
     monkeypatch.setenv("CXX", f"'{compiler}' -DGIVEN=7")
-    assert native.load(source).answer() == 7
+    assert load(source).answer() == 7
 
 
 @needs_every_option
@@ -163,22 +167,25 @@ def test_a_compiler_that_does_not_know_an_option_builds_without_it(unknown, sour
     refuse = f'case " $* " in *" {unknown} "*) echo "error: unknown {unknown}" >&2; exit 1;; esac'
     accept = f'exec {REAL} $(echo "$@" | sed s/-mcpu=native//)'  # which this one may not know
     monkeypatch.setenv("CXX", _script(tmp_path / "older", refuse, accept))
-    library = native.load(source)
+    library = load(source)
     assert library.answer() == 42
-    assert native.options_of(library) == {"-march=native": ["-mcpu=native", "-fopenmp"], "-fopenmp": ["-march=native"]}[unknown]
+    assert (
+        Kernel(library, None).options()
+        == {"-march=native": ["-mcpu=native", "-fopenmp"], "-fopenmp": ["-march=native"]}[unknown]
+    )
 
 
 @needs_every_option
 def test_options_are_asked_for_once_and_the_best_are_taken(source, tmp_path, monkeypatch):
     log = tmp_path / "log"
     monkeypatch.setenv("CXX", _script(tmp_path / "noting", f'echo "$@" >> {log}', f'exec {REAL} "$@"'))
-    assert native.options_of(native.load(source)) == ["-march=native", "-fopenmp"]
+    assert Kernel(load(source), None).options() == ["-march=native", "-fopenmp"]
     asked, compiled = (line for line in log.read_text().splitlines() if line != "--version")
     assert "probe.cpp" in asked
     assert "-march=native -fopenmp" in compiled
     log.unlink()
-    native._version.cache_clear()
-    native.load(source)
+    compiler.version.cache_clear()
+    load(source)
     assert log.read_text().split() == ["--version"]
 
 
@@ -206,7 +213,7 @@ def test_a_compiler_that_fails_once_without_fault_of_an_option_leaves_no_slow_ke
     monkeypatch.setenv("CXX", _script(tmp_path / "killed", fail, f'exec {REAL} "$@"'))
     assert told in _one_line(source)
     assert list(cache.iterdir()) == []
-    assert native.options_of(native.load(source)) == ["-march=native", "-fopenmp"]
+    assert Kernel(load(source), None).options() == ["-march=native", "-fopenmp"]
 
 
 @needs_compiler
@@ -220,30 +227,30 @@ def test_what_fails_whatever_the_options_is_compiled_once_and_not_kept(source, c
 @needs_compiler
 def test_a_file_whose_name_tells_no_options_is_not_trusted(source, cache, compilations):
     """So were they named when a compiler's bad moment could leave a slow one."""
-    native.load(source)
+    load(source)
     (path,) = cache.iterdir()
     path.rename(path.with_name(f"{path.name.split('.')[0]}.so"))
-    native.load(source)
+    load(source)
     assert compilations() == 2
 
 
 @needs_compiler
 def test_folders_of_killed_builds_are_removed_when_they_are_old_and_nothing_else_is(source, cache):
-    names = [f"{native.WORKSHOP}old", f"{native.WORKSHOP}running", "somebody's"]
+    names = [f"{kernel_cache.BUILD_PREFIX}old", f"{kernel_cache.BUILD_PREFIX}running", "somebody's"]
     for name in names:
         (cache / name).mkdir()
         (cache / name / "half").write_text("")
     for name in (names[0], names[2]):
-        os.utime(cache / name, (0, time.time() - native.LEFT_OVER - 60))
-    native.load(source)
+        os.utime(cache / name, (0, time.time() - kernel_cache.ABANDONED_AFTER - 60))
+    load(source)
     assert {path.name for path in cache.iterdir() if path.is_dir()} == set(names[1:])
 
 
 @needs_every_option
 def test_building_is_told_of_once(source, caplog):
     with caplog.at_level(logging.INFO, logger="polaformer"):
-        native.load(source)
-        native.load(source)
+        load(source)
+        load(source)
     (told,) = (record.getMessage() for record in caplog.records)
     assert "tiny.cpp for this processor, once" in told
 
@@ -251,7 +258,7 @@ def test_building_is_told_of_once(source, caplog):
 @needs_every_option
 def test_the_environment_tells_how_both_kernels_were_built_or_why_not(monkeypatch, tmp_path):
     with monkeypatch.context() as slow:
-        slow.setattr(native, "FOR_THIS_PROCESSOR", ("",))
+        slow.setattr(compiler, "FOR_THIS_PROCESSOR", ("",))
         found = environment.environment()
     assert found["backends"]["cpu"]["reason"].startswith("a native kernel for any processor, slow")
     assert found["kernels"]["polarity attention"]["reason"] == "slow: built for any processor (-fopenmp)"
@@ -259,7 +266,7 @@ def test_the_environment_tells_how_both_kernels_were_built_or_why_not(monkeypatc
     _forget()
     refuse = 'case "$*" in *cpu_convolution.cpp*) echo "error: no luck" >&2; exit 1;; esac'
     monkeypatch.setenv("CXX", _script(tmp_path / "half", refuse, f'exec {REAL} -O0 "$@"'))
-    monkeypatch.setattr(native, "OPTIONS", tuple(one for one in native.OPTIONS if one != "-O3"))
+    monkeypatch.setattr(compiler, "OPTIONS", tuple(one for one in compiler.OPTIONS if one != "-O3"))
     kernels = environment.environment()["kernels"]
     assert kernels["polarity attention"]["options"] == ["-march=native", "-fopenmp"]
     assert kernels["polarity attention"]["reason"] == "built for this processor (-march=native -fopenmp)"
@@ -274,7 +281,7 @@ def test_the_environment_tells_how_both_kernels_were_built_or_why_not(monkeypatc
 @pytest.mark.parametrize("how", ["cut short", "cut in half", "empty", "one byte changed", "text"])
 def test_a_damaged_file_in_the_cache_is_built_again(how, source, cache, compilations):
     """Loading half a file ends the process, without a word: it must not come to that."""
-    native.load(source)
+    load(source)
     (path,) = cache.iterdir()
     whole = path.read_bytes()
     middle = len(whole) // 2
@@ -293,21 +300,20 @@ def test_a_damaged_file_in_the_cache_is_built_again(how, source, cache, compilat
     assert compilations() == 2
     assert _answer_in_a_process_of_its_own(source) == "42"
     assert compilations() == 2
-    assert native.find_built(cache, path.name.rsplit("-", 1)[0]) is not None
+    assert kernel_cache.find_built(cache, path.name.rsplit("-", 1)[0]) is not None
 
 
 # Without PyTorch, so that it starts in a moment.
 LOAD = """
-import importlib.util, sys, pathlib
-spec = importlib.util.spec_from_file_location("native", sys.argv[1])
-native = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(native)
-print(native.load(pathlib.Path(sys.argv[2])).answer())
+import sys, pathlib
+from polaformer.ops.native.library import load
+assert "torch" not in sys.modules
+print(load(pathlib.Path(sys.argv[1])).answer())
 """
 
 
 def _start(source: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", LOAD, native.__file__, str(source)]
+    command = [sys.executable, "-c", LOAD, str(source)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -332,12 +338,12 @@ def test_processes_that_build_at_the_same_time_both_succeed(source, cache, tmp_p
     assert [_answer(process) for process in [_start(source), _start(source)]] == ["42", "42"]
     assert len(list(inside.iterdir())) == 2, "they did not build at the same time"
     assert all(path.suffix == ".so" for path in cache.iterdir())
-    assert native.load(source).answer() == 42
+    assert load(source).answer() == 42
 
 
 @needs_compiler
 def test_nothing_is_left_in_the_cache_but_what_was_built(source, cache, tmp_path, monkeypatch):
-    native.load(source)
+    load(source)
     assert [path.suffix for path in cache.iterdir()] == [".so"]
     before = sorted(cache.iterdir())
     source.write_text("this is not C++")
@@ -354,12 +360,12 @@ def test_nothing_is_left_in_the_cache_but_what_was_built(source, cache, tmp_path
 def test_the_cache_is_made_for_its_owner_alone(source, tmp_path, monkeypatch):
     monkeypatch.delenv("POLAFORMER_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of a user"))
-    native.load(source)
+    load(source)
     folder = tmp_path / "of a user" / "polaformer"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert native.cache_folder() == tmp_path / "home" / ".cache" / "polaformer"
+    assert kernel_cache.cache_directory() == tmp_path / "home" / ".cache" / "polaformer"
 
 
 @pytest.mark.parametrize(
@@ -381,10 +387,10 @@ def test_a_parent_that_others_can_write_is_refused_unless_the_sticky_bit_protect
     for given in (folder, tmp_path / "link" / "cache"):
         monkeypatch.setenv("POLAFORMER_CACHE", str(given))
         if accepted:
-            assert native.cache_folder() == folder
+            assert kernel_cache.cache_directory() == folder
         else:
             with pytest.raises(PermissionError, match=f"{parent}, above {folder}, .* can be written by others"):
-                native.cache_folder()
+                kernel_cache.cache_directory()
 
 
 def _set_group(monkeypatch, gid: int, *, primary: int | None = None, name: str = "me", members: tuple[str, ...] = ()) -> None:
@@ -401,24 +407,24 @@ def test_a_parent_that_only_a_group_of_this_user_alone_can_write_is_accepted(tmp
     monkeypatch.setenv("POLAFORMER_CACHE", str(folder))
     for private in ({}, {"members": ("me",)}):
         _set_group(monkeypatch, gid, **private)
-        assert native.cache_folder() == folder
+        assert kernel_cache.cache_directory() == folder
     for shared in ({"name": "staff"}, {"members": ("me", "you")}, {"primary": gid + 1}):
         _set_group(monkeypatch, gid, **shared)
         with pytest.raises(PermissionError, match="can be written by others"):
-            native.cache_folder()
+            kernel_cache.cache_directory()
     _set_group(monkeypatch, gid + 1)  # the folder's group has no name
     with pytest.raises(PermissionError, match="can be written by others"):
-        native.cache_folder()
+        kernel_cache.cache_directory()
     _set_group(monkeypatch, gid)
     monkeypatch.setattr(os, "listxattr", lambda path: ["system.posix_acl_access"], raising=False)
     with pytest.raises(PermissionError, match="can be written by others"):
-        native.cache_folder()
+        kernel_cache.cache_directory()
     monkeypatch.undo()
     monkeypatch.setenv("POLAFORMER_CACHE", str(folder))
     _set_group(monkeypatch, gid)
     folder.chmod(0o770)  # the folder itself is nobody else's, whatever the group
     with pytest.raises(PermissionError, match=f"{folder} belongs"):
-        native.cache_folder()
+        kernel_cache.cache_directory()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give folders away")
@@ -439,31 +445,31 @@ def test_a_parent_of_a_root_that_a_user_namespace_does_not_know_is_accepted_wher
     os.chown(folder.parent, owner, -1)
     for name, text in (("UID_MAP", uid_map), ("OVERFLOW_UID", "65534\n")):
         (tmp_path / name).write_text(text)
-        monkeypatch.setattr(native, name, tmp_path / name)
+        monkeypatch.setattr(kernel_cache, name, tmp_path / name)
     monkeypatch.setattr(os, "access", lambda path, mode: can_write)
     monkeypatch.setenv("POLAFORMER_CACHE", str(folder))
     if accepted:
-        assert native.cache_folder() == folder
+        assert kernel_cache.cache_directory() == folder
     else:
         with pytest.raises(PermissionError, match=r"parent, above .* belongs to somebody else"):
-            native.cache_folder()
+            kernel_cache.cache_directory()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give folders away")
 def test_a_parent_of_somebody_else_is_refused(tmp_path, monkeypatch):
     (tmp_path / "parent" / "cache").mkdir(mode=0o700, parents=True)
     monkeypatch.setenv("POLAFORMER_CACHE", str(tmp_path / "parent" / "cache"))
-    assert native.cache_folder() == tmp_path / "parent" / "cache"
+    assert kernel_cache.cache_directory() == tmp_path / "parent" / "cache"
     os.chown(tmp_path / "parent", 12345, -1)
     with pytest.raises(PermissionError, match=r"parent, above .* belongs to somebody else"):
-        native.cache_folder()
+        kernel_cache.cache_directory()
 
 
 def test_parents_that_are_made_are_private_whatever_the_umask_is(tmp_path, monkeypatch):
     monkeypatch.setenv("POLAFORMER_CACHE", str(tmp_path / "a" / "b" / "cache"))
     before = os.umask(0)
     try:
-        folder = native.cache_folder()
+        folder = kernel_cache.cache_directory()
     finally:
         os.umask(before)
     assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.parents[:2])] == [0o700] * 3
@@ -480,12 +486,12 @@ def _failing(tmp_path, cache, monkeypatch) -> str:
 
 def _silent(tmp_path, cache, monkeypatch) -> str:
     monkeypatch.setenv("CXX", _script(tmp_path / "silent", "exit 1"))
-    return "silent failed: it said nothing"
+    return "silent failed: it printed nothing"
 
 
 def _idle(tmp_path, cache, monkeypatch) -> str:
     monkeypatch.setenv("CXX", _script(tmp_path / "idle", "exit 0"))
-    return "idle failed: it said nothing"
+    return "idle failed: it printed nothing"
 
 
 def _no_program(tmp_path, cache, monkeypatch) -> str:
@@ -503,12 +509,12 @@ def _missing(tmp_path, cache, monkeypatch) -> str:
 
 def _another_than_asked_for(tmp_path, cache, monkeypatch) -> str:
     monkeypatch.setenv("CXX", "/nowhere/g++")
-    return "the variable CXX names '/nowhere/g++', which is not there"
+    return "the variable CXX names '/nowhere/g++', which does not exist"
 
 
 def _unclosed_quotation(tmp_path, cache, monkeypatch) -> str:
     monkeypatch.setenv("CXX", "'g++")
-    return "which is not there"
+    return "which does not exist"
 
 
 def _cache_is_a_file(tmp_path, cache, monkeypatch) -> str:
@@ -585,7 +591,7 @@ def test_what_stands_in_the_way_is_said_in_one_line(trouble, source, cache, tmp_
 @needs_compiler
 def test_the_plain_path_serves_with_one_warning_and_the_kernel_is_refused(trouble, cache, tmp_path, monkeypatch):
     reason = trouble(tmp_path, cache, monkeypatch)
-    found = cpu.why_not()
+    found = cpu.unavailable_reason()
     assert reason in found
     assert "\n" not in found
     assert not cpu.has_float16()
@@ -603,7 +609,7 @@ def test_the_plain_path_serves_with_one_warning_and_the_kernel_is_refused(troubl
     assert found in str(caught.value)
     assert "\n" not in str(caught.value)
     with pytest.raises(RuntimeError, match="use backend='torch'") as caught:
-        cpu.forward(*inputs, None, None, 0.0)
+        cpu.forward(Inputs(*inputs))
     assert found in str(caught.value)
 
 
@@ -612,7 +618,7 @@ def test_a_library_that_cannot_be_loaded_is_said_in_one_line(source, tmp_path, m
     source.write_text(
         'extern "C" int missing_from_everywhere(); extern "C" int answer() { return missing_from_everywhere(); }\n'
     )
-    monkeypatch.setattr(native, "OPTIONS", (*native.OPTIONS, "-Wl,-z,now"))
+    monkeypatch.setattr(compiler, "OPTIONS", (*compiler.OPTIONS, "-Wl,-z,now"))
     assert "the compiled kernel cannot be loaded: " in _one_line(source)
 
 
@@ -621,8 +627,8 @@ def test_a_library_that_cannot_be_loaded_is_said_in_one_line(source, tmp_path, m
 
 @needs_compiler
 def test_the_kernel_compiles_here_also_without_threads_and_computes(cache, monkeypatch):
-    monkeypatch.setattr(native, "THREADS", ("",))
-    assert cpu.why_not() is None
+    monkeypatch.setattr(compiler, "THREADS", ("",))
+    assert cpu.unavailable_reason() is None
     assert [path.name.rsplit("-", 2)[0] for path in cache.iterdir()] == ["cpu_kernel"]
     inputs = [x.detach() for x in random_inputs(heads=2, queries=600, keys=90, width=16, dtype=torch.float32)]
     out = polarity_attention(*inputs, backend="cpu")
@@ -635,5 +641,5 @@ def test_a_relative_cache_and_one_in_the_home_folder_work(source, tmp_path, monk
     monkeypatch.setenv("HOME", str(tmp_path))
     for wanted in ("kernels", "~/others"):
         monkeypatch.setenv("POLAFORMER_CACHE", wanted)
-        assert native.load(source).answer() == 42
+        assert load(source).answer() == 42
     assert {path.name for path in tmp_path.iterdir()} >= {"kernels", "others"}

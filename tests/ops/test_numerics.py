@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from oracle import relative_error_by_head, truth, with_gradients
-from polaformer.ops.polarity import plain as linear
+from polaformer.ops.polarity import plain
+from polaformer.ops.polarity.inputs import Inputs
 from polaformer.ops.polarity.operator import polarity_attention
 from polaformer.ops.polarity.reference import published_polarity_attention
 
@@ -228,11 +229,11 @@ def _peak_bytes(num_tokens, backward, whole):
     inputs, grad = [q, k, v, torch.full((HEADS, WIDTH), 3.0, requires_grad=not whole)], torch.ones_like(q)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         if whole:
-            out, norms = linear.forward(*inputs, None, 0.0)
+            out, norms = plain.attention(Inputs(*inputs))
         else:
             out = polarity_attention(*inputs)
         if backward:
-            kept = linear.backward(grad, *inputs, norms, None) if whole else torch.autograd.grad(out, inputs, grad)
+            kept = plain.attention_backward(grad, norms, Inputs(*inputs)) if whole else torch.autograd.grad(out, inputs, grad)
             assert len(kept) >= 4
     live = peak = largest = 0
     for event in profiler.profiler.kineto_results.events():

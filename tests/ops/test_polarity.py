@@ -6,8 +6,8 @@ import torch
 import polaformer
 from oracle import random_inputs, relative_error, truth, with_gradients
 from polaformer.ops.polarity import operator as polarity
-from polaformer.ops.polarity import plain as linear
-from polaformer.ops.polarity import reference
+from polaformer.ops.polarity import plain, reference
+from polaformer.ops.polarity.inputs import Inputs
 from polaformer.ops.polarity.operator import polarity_attention
 
 pytestmark = pytest.mark.usefixtures("each_backend")
@@ -177,8 +177,8 @@ def test_the_plain_path_that_is_exported_has_the_same_values_and_gradients():
     cotangent = torch.randn_like(inputs[0])
     mask = torch.tensor(MASKS["some keys"])
     ours = with_gradients(polarity_attention, inputs, cotangent, mask=mask, eps=1e-6)
-    plain = with_gradients(lambda *t: linear.forward(*t, mask, 1e-6)[0], inputs, cotangent)
-    for a, b in zip(ours, plain, strict=True):
+    exported = with_gradients(lambda *t: plain.attention(Inputs(*t, mask=mask, eps=1e-6))[0], inputs, cotangent)
+    for a, b in zip(ours, exported, strict=True):
         assert relative_error(a, b) < 1e-12
 
 
@@ -186,22 +186,23 @@ def test_the_plain_path_that_is_exported_has_the_same_values_and_gradients():
 def test_tokens_in_blocks_of_any_size_give_the_same(size):
     inputs = [x.detach() for x in random_inputs(queries=11, keys=7)]
     mask, grad = torch.rand(2, 7) > 0.3, torch.randn(2, 3, 11, 6, dtype=torch.float64)
-    out, norms = linear.forward(*inputs, mask, 1e-3)
-    wanted = [out, norms, *linear.backward(grad, *inputs, norms, mask)]
-    out, norms = linear.forward(*inputs, mask, 1e-3, size)
-    for a, b in zip([out, norms, *linear.backward(grad, *inputs, norms, mask, size)], wanted, strict=True):
+    given = Inputs(*inputs, mask=mask, eps=1e-3)
+    out, norms = plain.attention(given)
+    wanted = [out, norms, *plain.attention_backward(grad, norms, given)]
+    out, norms = plain.attention(given, size)
+    for a, b in zip([out, norms, *plain.attention_backward(grad, norms, given, size)], wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
 
 
 def test_long_sequences_are_taken_in_blocks():
-    assert linear.block_size(torch.empty(4, 4, 3136, 32)) == 640
-    assert linear.block_size(torch.empty(8, 3, 196, 64)) >= 196
-    assert linear.block_size(torch.empty(4, 4, 3136, 32, device="meta")) is None
+    assert plain.block_size(torch.empty(4, 4, 3136, 32)) == 640
+    assert plain.block_size(torch.empty(8, 3, 196, 64)) >= 196
+    assert plain.block_size(torch.empty(4, 4, 3136, 32, device="meta")) is None
     inputs = random_inputs(batch=1, heads=1, queries=9000, keys=8500, width=64, dtype=torch.float32)
-    assert linear.block_size(inputs[0]) < 8500
+    assert plain.block_size(inputs[0]) < 8500
     cotangent = torch.randn_like(inputs[0])
     found = with_gradients(polarity_attention, inputs, cotangent)
-    wanted = with_gradients(lambda *t: linear.forward(*t, None, 0.0)[0], inputs, cotangent)
+    wanted = with_gradients(lambda *t: plain.attention(Inputs(*t))[0], inputs, cotangent)
     for a, b in zip(found, wanted, strict=True):
         assert relative_error(a, b) < 2e-6
 

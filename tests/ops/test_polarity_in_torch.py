@@ -6,8 +6,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.flop_counter import FlopCounterMode
 
 from oracle import random_inputs, with_gradients
-from polaformer.ops.polarity import plain as linear
-from polaformer.ops.polarity import reference
+from polaformer.ops.polarity import plain, reference
+from polaformer.ops.polarity.inputs import Inputs
 from polaformer.ops.polarity.operator import polarity_attention
 
 pytestmark = pytest.mark.usefixtures("each_backend")
@@ -118,11 +118,11 @@ def test_an_exported_graph_holds_plain_aten_operations_and_follows_dynamic_sizes
 
 def test_flop_counter_counts_what_the_plain_path_does():
     inputs = [x.detach() for x in random_inputs(queries=7, keys=9, width=6)]
-    assert _flops(lambda: polarity_attention(*inputs)) == _flops(lambda: linear.forward(*inputs, None, 0.0)) > 0
-    norms = linear.forward(*inputs, None, 0.0)[1]
+    assert _flops(lambda: polarity_attention(*inputs)) == _flops(lambda: plain.attention(Inputs(*inputs))) > 0
+    norms = plain.attention(Inputs(*inputs))[1]
     grad = torch.ones_like(inputs[0])
     counted = _flops(lambda: torch.ops.polaformer.polarity_attention_backward(grad, *inputs, None, norms, None, 0.0, "auto"))
-    assert counted == _flops(lambda: linear.backward(grad, *inputs, norms, None)) > 0
+    assert counted == _flops(lambda: plain.attention_backward(grad, norms, Inputs(*inputs))) > 0
 
 
 def test_eq10_the_operator_costs_4NCd_and_its_denominators_4NC():
@@ -175,5 +175,5 @@ def test_third_derivatives_are_those_of_the_plain_path():
         return torch.autograd.grad(value, inputs[0])[0]
 
     torch.testing.assert_close(
-        third(polarity_attention), third(lambda *t: linear.forward(*t, None, 0.0)[0]), rtol=1e-8, atol=1e-8
+        third(polarity_attention), third(lambda *t: plain.attention(Inputs(*t))[0]), rtol=1e-8, atol=1e-8
     )

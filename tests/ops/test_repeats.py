@@ -29,7 +29,7 @@ def set_threads():
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("backend", "threads"), [("torch", 1), ("torch", 2), ("cpu", 1)])
 def test_n7_repeats_give_the_same_bits(backend, threads, size, repeats, set_threads):
-    reason = backends.MODULES[backend].why_not()
+    reason = backends.MODULES[backend].unavailable_reason()
     if reason is not None:
         pytest.skip(f"backend {backend}: {reason}")
     inputs = random_inputs(**SIZES[size], dtype=torch.float32)

@@ -14,6 +14,7 @@ import torch
 from oracle import random_inputs, relative_error, relative_error_by_head, truth
 from polaformer.ops.polarity import reference
 from polaformer.ops.polarity import triton as backend
+from polaformer.ops.polarity.inputs import Inputs
 
 triton = pytest.importorskip("triton")
 # The interpreter computes with numpy, which speaks of every infinity; those here are meant.
@@ -78,8 +79,9 @@ def random_scale(heads, width):
 def by_kernels(inputs, cotangent, *, scale=None, mask=None, eps=0.0):
     """The output and the gradients of q, k, v, power and, if given, scale."""
     with torch.no_grad():
-        out, norms = backend.forward(*inputs, scale, mask, eps)
-        gradients = backend.backward(cotangent.to(out.dtype), *inputs, scale, norms, mask)
+        given = Inputs(*inputs, scale, mask, eps)
+        out, norms = backend.forward(given)
+        gradients = backend.backward(cotangent.to(out.dtype), norms, given)
     return [out, *(g for g in gradients if g is not None)]
 
 
@@ -140,8 +142,8 @@ def test_without_a_scale_there_is_no_gradient_of_it():
     inputs = random_inputs(1, 2, 5, 9, 6, dtype=torch.float32)
     check(inputs)
     with torch.no_grad():
-        norms = backend.forward(*inputs, None, None, 0.0)[1]
-        assert backend.backward(torch.ones_like(inputs[0]), *inputs, None, norms, None)[4] is None
+        norms = backend.forward(Inputs(*inputs))[1]
+        assert backend.backward(torch.ones_like(inputs[0]), norms, Inputs(*inputs))[4] is None
 
 
 def test_one_power_for_all_heads_may_be_an_expanded_view():
@@ -175,7 +177,7 @@ def test_eps_is_added_in_true_units_at_any_magnitude():
     inputs = random_inputs(1, 1, 9, 40, 6, dtype=torch.float32, power=3.0)
     for size, eps in ((1e-3, 1e-15), (1e3, 1e20), (1e-6, 1e-6)):
         scaled = [inputs[0] * size, inputs[1] * size, *inputs[2:]]
-        out = backend.forward(*(x.detach() for x in scaled), None, None, eps)[0]
+        out = backend.forward(Inputs(*(x.detach() for x in scaled), eps=eps))[0]
         wanted, without = (truth(scaled, torch.ones(1, 1, 9, 6), eps=added)[0] for added in (eps, 0.0))
         assert relative_error(out, wanted) < 1e-6, (size, eps)
         assert relative_error(without, wanted) > 0.1, "eps matters here"
@@ -306,7 +308,7 @@ def test_one_split_of_far_larger_keys_than_the_others_sets_the_shift_of_all(firs
     q, k, v, power = (x.detach() for x in random_inputs(1, 1, 5, 70, 6, dtype=torch.float32))
     k[:, :, :32] *= first
     assert backend._num_splits(k, backend._sizes(k)) == 3
-    out = backend.forward(q, k, v, power, None, None, 0.0)[0]
+    out = backend.forward(Inputs(q, k, v, power))[0]
     assert relative_error(out, reference.polarity_attention(q.double(), k.double(), v.double(), power.double())) < 1e-6
 
 
@@ -336,7 +338,7 @@ def test_nan_and_infinity_in_the_input_show(bad):
     for place in range(3):
         inputs = [x.detach() for x in random_inputs(1, 2, 5, 9, 6, dtype=torch.float32)]
         inputs[place][0, 0, 3, 1] = bad
-        out = backend.forward(*inputs, None, None, 0.0)[0]
+        out = backend.forward(Inputs(*inputs))[0]
         wanted = torch.zeros_like(out, dtype=torch.bool)
         # A query spoils its own row, a key all rows, a value its column.
         wanted[((0, 0, 3), (0, 0), (0, 0, slice(None), 1))[place]] = True
@@ -347,30 +349,30 @@ def test_nan_shows_also_where_no_key_has_the_needed_sign():
     q, k, v, power = (x.detach() for x in random_inputs(1, 1, 3, 5, 6, dtype=torch.float32))
     q[0, 0, 1, 2] = float("nan")
     k[..., 2] = 0.0
-    assert backend.forward(q, k, v, power, None, None, 0.0)[0].isnan().any(dim=-1).tolist() == [[[False, True, False]]]
+    assert backend.forward(Inputs(q, k, v, power))[0].isnan().any(dim=-1).tolist() == [[[False, True, False]]]
 
 
 def test_what_the_kernels_cannot_take_is_refused():
     q, k, v, power = random_inputs(1, 1, 3, 5, 6)
     with pytest.raises(ValueError, match=r"q has dtype torch\.float64; give float16"):
-        backend.forward(q, k, v, power, None, None, 0.0)
+        backend.forward(Inputs(q, k, v, power))
     wide = torch.ones(1, 1, 3, 300)
     with pytest.raises(ValueError, match="head width 300; give at most 256"):
-        backend.forward(wide, wide, wide, wide[0, :, 0], None, None, 0.0)
+        backend.forward(Inputs(wide, wide, wide, wide[0, :, 0]))
 
 
 def test_why_not_says_what_is_missing(monkeypatch):
-    assert backend.why_not() is None
+    assert backend.unavailable_reason() is None
     monkeypatch.delenv("TRITON_INTERPRET")
     x = torch.ones(1, 1, 2, 4)
     if not torch.cuda.is_available():
-        assert backend.why_not().startswith("there is no CUDA or ROCm device")
+        assert backend.unavailable_reason().startswith("there is no CUDA or ROCm device")
         with pytest.raises(RuntimeError, match="there is no CUDA or ROCm device"):
-            backend.forward(x, x, x, x[0, :, 0], None, None, 0.0)
+            backend.forward(Inputs(x, x, x, x[0, :, 0]))
     monkeypatch.setitem(sys.modules, "triton", None)
     backend._installed.cache_clear()
     try:
-        assert backend.why_not().startswith("triton is not installed")
+        assert backend.unavailable_reason().startswith("triton is not installed")
     finally:
         backend._installed.cache_clear()
 
@@ -379,7 +381,7 @@ def test_kernels_built_for_a_device_refuse_cpu_tensors(kernels, monkeypatch):
     monkeypatch.setattr(kernels, "INTERPRETED", False)
     x = torch.ones(1, 1, 2, 4)
     with pytest.raises(ValueError, match="q is on cpu; move it to a CUDA or ROCm device"):
-        backend.forward(x, x, x, x[0, :, 0], None, None, 0.0)
+        backend.forward(Inputs(x, x, x, x[0, :, 0]))
 
 
 def test_the_interpreter_leaves_tritons_language_as_it_was():

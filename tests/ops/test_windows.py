@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from polaformer.ops.windows import APART, merge, pad_to_windows, partition, relative_index, shift_bias
+from polaformer.ops.windows import SHIFT_PENALTY, merge, pad_to_windows, partition, relative_index, shift_bias
 
 SIZES = [((4, 4), 2), ((6, 9), 3), ((5, 5), 5), ((7, 14), 7)]
 
@@ -59,5 +59,5 @@ def test_shift_bias_parts_tokens_that_meet_by_the_cycle_alone(size, window, shif
     if width == window and shift[1]:
         seam = (windows[..., 1] < shift[1])[:, :, None] != (windows[..., 1] < shift[1])[:, None, :]
         apart = apart | seam
-    assert torch.equal(shift_bias(size, window, shift) == APART, apart)
-    assert set(shift_bias(size, window, shift).unique().tolist()) <= {0.0, APART}
+    assert torch.equal(shift_bias(size, window, shift) == SHIFT_PENALTY, apart)
+    assert set(shift_bias(size, window, shift).unique().tolist()) <= {0.0, SHIFT_PENALTY}

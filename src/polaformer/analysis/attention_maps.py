@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from polaformer.attention import AttentionLayer, WindowAttention
 from polaformer.ops.entropy import positive_sequence_entropy
 from polaformer.ops.grid import Grid
-from polaformer.ops.windows import missing, pad_to_windows, partition
+from polaformer.ops.windows import pad_to_windows, padding_needed, partition
 
 T = TypeVar("T")
 
@@ -139,7 +139,7 @@ def _num_weights(layer: AttentionLayer, x: Tensor, context: Tensor | None = None
 def _assemble_windows(layer: WindowAttention, windows: Tensor, grid: Grid, sizes: Sequence[Grid] | None) -> Tensor:
     """Maps of windows (B·n, H, L, L) as maps of the grid (B, H, N, N)."""
     num_tokens = grid[0] * grid[1]
-    rows, columns = ((length + missing(length, layer.window)) // layer.window for length in grid)
+    rows, columns = ((length + padding_needed(length, layer.window)) // layer.window for length in grid)
     windows = windows.unflatten(0, (-1, rows * columns)).transpose(1, 2)  # (B, H, n, L, L)
     # One extra row and column, for the tokens that pad the windows.
     whole = windows.new_zeros(*windows.shape[:2], num_tokens + 1, num_tokens + 1)

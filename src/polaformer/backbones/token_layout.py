@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polaformer.ops.grid import Grid
-from polaformer.ops.windows import missing
+from polaformer.ops.windows import padding_needed
 
 
 class TokenLayout(NamedTuple):
@@ -52,7 +52,7 @@ class TokenLayout(NamedTuple):
 
 def pad_to_multiple(image: Tensor, side: int) -> Tensor:
     """(B, C, H, W) with zeros below and on the right, so that squares of that side fill it."""
-    below, right = missing(image.shape[2], side), missing(image.shape[3], side)
+    below, right = padding_needed(image.shape[2], side), padding_needed(image.shape[3], side)
     return F.pad(image, (0, right, 0, below)) if below or right else image
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from polaformer.attention import create
 from polaformer.bench.agreement import Attention, Shape
-from polaformer.ops.polarity import backends, cpu, reference
-from polaformer.ops.polarity import plain as linear
+from polaformer.ops.polarity import backends, cpu, plain, reference
+from polaformer.ops.polarity.inputs import Inputs
 from polaformer.ops.polarity.operator import polarity_attention
 
 PUBLISHED_EPS = 1e-6
@@ -75,8 +75,8 @@ def working(device: str = "cpu", *, backward: bool = True) -> tuple[dict[str, Co
 
 def polarity_in_linear_form(q: Tensor, k: Tensor, v: Tensor, power: Tensor, eps: float = 0.0) -> Tensor:
     """Eq. 6 in O(N), plain and in the dtype of its input; in one block if autograd looks on, whose derivative is its own."""
-    block = None if torch.is_grad_enabled() else linear.block_size(q)
-    return linear.forward(q, k, v, power, None, eps, block)[0]
+    block = None if torch.is_grad_enabled() else plain.block_size(q)
+    return plain.attention(Inputs(q, k, v, power, eps=eps), block)[0]
 
 
 def _polarity(backend: str) -> Contender:
@@ -88,7 +88,7 @@ def _polarity(backend: str) -> Contender:
 
 def _unshifted() -> Contender:
     def unsafe(q: Tensor, k: Tensor, v: Tensor, power: Tensor) -> Tensor:
-        return cpu.forward(q, k, v, power, None, None, 0.0, shifted=False)[0]
+        return cpu.forward(Inputs(q, k, v, power), shifted=False)[0]
 
     return Contender(lambda _: unsafe, reference.polarity_attention, polarity_in_linear_form, backend="cpu", is_safe=False)
 

@@ -11,10 +11,10 @@ import torch
 
 from polaformer import __version__
 from polaformer.bench.machine import fingerprint
-from polaformer.ops.gated_convolution import operator as convolution
-from polaformer.ops.native import library as native
+from polaformer.ops.gated_convolution import cpu as convolution
+from polaformer.ops.native import cache, compiler
 from polaformer.ops.polarity import backends, cpu
-from polaformer.ops.processor import why_no_bfloat16
+from polaformer.ops.processor import bfloat16_unavailable_reason
 
 # What is told of beside the library itself; the extra that brings it, "" for what always comes.
 PACKAGES = {
@@ -42,7 +42,7 @@ def environment() -> dict[str, Any]:
         "versions": {"polaformer": __version__} | {name: installed(name) for name in PACKAGES},
         "machine": fingerprint() | {"omp_num_threads": os.environ.get("OMP_NUM_THREADS")},
         "devices": devices(),
-        "bfloat16_on_cpu": {"works": why_no_bfloat16() is None, "reason": why_no_bfloat16()},
+        "bfloat16_on_cpu": {"works": bfloat16_unavailable_reason() is None, "reason": bfloat16_unavailable_reason()},
         "compiler": _compiler(),
         "kernels": {"polarity attention": _kernel(cpu), "convolution and gate": _kernel(convolution)},
         "kernel_cache": _cache(),
@@ -75,15 +75,14 @@ def _statuses() -> Sequence[backends.Status]:
         return backends.status()
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        return [
-            backends.Status(name, name == "torch", what if name == "torch" else reason) for name, what in backends.WHAT.items()
-        ]
+        torch_row = backends.Status("torch", True, backends.MODULES["torch"].describe())
+        return [torch_row, *(backends.Status(name, False, reason) for name in backends.BACKENDS[2:])]
 
 
 class Kernel(Protocol):
     """A module with a native kernel."""
 
-    def why_not(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """Why it cannot be used here; None if it can."""
         ...
 
@@ -95,18 +94,18 @@ class Kernel(Protocol):
 def _kernel(module: Kernel) -> dict[str, Any]:
     """Whether it works, and how it was built or why it does not."""
     try:
-        reason, options = module.why_not(), module.options()
+        reason, options = module.unavailable_reason(), module.options()
     except Exception as error:
         reason, options = f"{type(error).__name__}: {error}".splitlines()[0], []
     if reason is not None:
         return {"works": False, "reason": in_home(f"none, plain PyTorch serves: {reason}"), "options": []}
-    told = "built for this processor" if set(options) & set(native.FOR_THIS_PROCESSOR) else "slow: built for any processor"
+    told = "built for this processor" if set(options) & set(compiler.FOR_THIS_PROCESSOR) else "slow: built for any processor"
     return {"works": True, "reason": f"{told} ({' '.join(options) or 'no options of its own'})", "options": options}
 
 
 def _compiler() -> str | None:
     """The C++ compiler that kernels are built with, and the first line of what it says of itself."""
-    found = native.find_compiler()
+    found = compiler.find_compiler()
     if found is None:
         return None
     try:
@@ -119,6 +118,6 @@ def _compiler() -> str | None:
 def _cache() -> str:
     """The folder of built kernels, or why there is none."""
     try:
-        return in_home(str(native.cache_folder()))
+        return in_home(str(cache.cache_directory()))
     except OSError as error:
         return in_home(f"none: {error}; the variable POLAFORMER_CACHE can name one")

@@ -1,1 +1,1 @@
-"""Pure functions on tensors: the operator, its oracle, its relatives, and the entropy that measures sharpness."""
+"""Pure functions on tensors: polarity attention, its reference and its variants, the gated convolution, windows, entropy."""

@@ -1,4 +1,4 @@
-"""Positive sequence entropy: how sharp a row of attention is (Eq. 7 of the paper)."""
+"""Positive sequence entropy: a measure of how sharp a row of attention is (Eq. 7 of the paper)."""
 
 from math import inf
 
@@ -11,14 +11,14 @@ from polaformer.ops.precision import computing_dtype
 def positive_sequence_entropy(x: Tensor, dim: int = -1, *, invalid: str = "error") -> Tensor:
     """Entropy in nats of the non-negative numbers along `dim` after division by their sum; `dim` is removed (Eq. 7).
 
-    0 when one entry holds everything, log(length) when all are equal; 0·log 0 counts as 0; a common factor changes nothing. An
-    entry of zero gets no gradient of its own (it would be infinite).
-    Negative, infinite or NaN entries and rows without any mass have no entropy: invalid="error" raises ValueError and names the
-    first such row; invalid="nan" returns NaN there, without looking at values from Python (so it compiles and does not
-    synchronise).
+    0 if one entry has all the mass, log(length) if all are equal; 0·log 0 counts as 0; a common factor has no effect. An entry
+    of zero gets no gradient of its own (it would be infinite).
+    Rows with negative, infinite or NaN entries, and rows without any mass, have no entropy: invalid="error" raises ValueError
+    and names the first such row; invalid="nan" returns NaN there, without reading values from Python (so it compiles and does
+    not synchronise).
 
-    What holds: for positive numbers and p > 1, PSE(x^p) ≤ PSE(x). What does not: the paper's theorem for rows of inner
-    products ⟨g(q), g(k)⟩; tests/ops/test_entropy.py has counter-examples.
+    For positive numbers and p > 1, PSE(x^p) ≤ PSE(x). The paper's theorem for rows of inner products ⟨g(q), g(k)⟩ does not
+    hold; tests/ops/test_entropy.py has counter-examples.
     """
     if invalid not in ("error", "nan"):
         raise ValueError(f"positive_sequence_entropy: invalid is {invalid!r}; choose 'error' or 'nan'")
@@ -29,10 +29,10 @@ def positive_sequence_entropy(x: Tensor, dim: int = -1, *, invalid: str = "error
         raise ValueError(f"positive_sequence_entropy: x has shape {tuple(x.shape)}; give at least one entry along axis {dim}")
     wide = x.to(computing_dtype(x))
     smallest, largest = wide.amin(dim=dim, keepdim=True), wide.amax(dim=dim, keepdim=True)
-    bad = ~((smallest >= 0) & (largest > 0) & (largest < inf))  # also where there is NaN
+    bad = ~((smallest >= 0) & (largest > 0) & (largest < inf))  # also where there are NaNs
     if invalid == "error" and bool(bad.any()):
         _raise_invalid(x, bad.squeeze(dim), dim)
-    share = torch.where(bad, 1.0, wide) / torch.where(bad, 1.0, largest)  # first by the largest, so that no sum overflows
+    share = torch.where(bad, 1.0, wide) / torch.where(bad, 1.0, largest)  # by the largest first, so that no sum overflows
     share = share / share.sum(dim=dim, keepdim=True)
     entropy = -(share * torch.where(share > 0, share, 1.0).log()).sum(dim=dim)
     return entropy.masked_fill(bad.squeeze(dim), float("nan")).to(x.dtype)

@@ -1,4 +1,4 @@
-"""In which precision the operators compute, whatever they are given."""
+"""The precision that the operators compute in, whatever the dtype of their inputs."""
 
 import functools
 from collections.abc import Callable
@@ -18,15 +18,16 @@ def computing_dtype(x: Tensor) -> torch.dtype:
 
 
 def without_autocast(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Decorates a function whose first argument is a tensor: autocast is off inside.
+    """Decorate a function, whose first argument is a tensor or a tuple that begins with one, to run with autocast off.
 
-    Enters no context when autocast is off already, so that exported graphs hold nothing but tensor operations.
+    Enters no context when autocast is off already, so that exported graphs contain nothing but tensor operations.
     """
 
     @functools.wraps(function)
     def wrapper(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        assert isinstance(args[0], Tensor)
-        device_type = args[0].device.type
+        first = args[0][0] if isinstance(args[0], tuple) else args[0]
+        assert isinstance(first, Tensor)
+        device_type = first.device.type
         if not torch.amp.is_autocast_available(device_type) or not torch.is_autocast_enabled(device_type):
             return function(*args, **kwargs)
         with torch.autocast(device_type, enabled=False):

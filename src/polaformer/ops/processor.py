@@ -1,4 +1,4 @@
-"""What this processor claims and cannot do."""
+"""What this processor claims to support but does not."""
 
 import functools
 import os
@@ -6,27 +6,27 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Virtual machines exist whose processor claims AMX and ends the process at its first tile.
+# On some virtual machines the processor claims AMX, and the first AMX instruction kills the process.
 VARIABLE, WITHOUT_TILES = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16"
-PRODUCT = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x"
+MATMUL = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x"
 
 
 @functools.cache
-def why_no_bfloat16() -> str | None:
+def bfloat16_unavailable_reason() -> str | None:
     """Why PyTorch cannot multiply bfloat16 matrices here, and what helps, in one line; None if it can.
 
-    Tried in a process of its own, which takes seconds, and only where the processor claims AMX.
+    Tried in a separate process, which takes seconds, and only if the processor claims AMX.
     """
     if VARIABLE in os.environ or not _claims_tiles():
         return None
     try:
-        ended = subprocess.run([sys.executable, "-c", PRODUCT], capture_output=True, timeout=300, check=False).returncode
-    except (OSError, subprocess.TimeoutExpired):  # nothing was found out
+        exit_code = subprocess.run([sys.executable, "-c", MATMUL], capture_output=True, timeout=300, check=False).returncode
+    except (OSError, subprocess.TimeoutExpired):  # inconclusive
         return None
-    if ended >= 0:
+    if exit_code >= 0:
         return None
     return (
-        f"PyTorch's products of bfloat16 matrices end the process (signal {-ended}): the processor claims AMX and does not "
+        f"PyTorch's bfloat16 matrix products kill the process (signal {-exit_code}): the processor claims AMX but does not "
         f"have it; set {VARIABLE}={WITHOUT_TILES}"
     )
 

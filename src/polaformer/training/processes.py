@@ -9,7 +9,7 @@ from accelerate.state import AcceleratorState
 from torch import Tensor
 
 from polaformer.errors import SettingsError
-from polaformer.ops.processor import why_no_bfloat16
+from polaformer.ops.processor import bfloat16_unavailable_reason
 from polaformer.training.slurm import slurm_variables
 
 MIXED = {"fp32": "no", "fp64": "no", "bf16": "bf16", "fp16": "fp16"}
@@ -21,7 +21,7 @@ def create_accelerator(precision: str = "fp32") -> Accelerator:
     on_cpu = not torch.cuda.is_available()
     if on_cpu and precision == "fp16":
         raise SettingsError("precision is 'fp16', which needs a GPU, but there is none; choose bf16 or fp32")
-    if on_cpu and precision == "bf16" and (reason := why_no_bfloat16()):
+    if on_cpu and precision == "bf16" and (reason := bfloat16_unavailable_reason()):
         raise SettingsError(f"precision is 'bf16', but {reason}, or choose fp32")
     # Depthwise convolutions cause it; it costs a copy and changes no result.
     warnings.filterwarnings("ignore", message=".*Grad strides do not match bucket view strides")

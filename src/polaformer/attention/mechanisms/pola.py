@@ -32,7 +32,8 @@ from polaformer.attention.core import (
     refuse_bias,
 )
 from polaformer.ops.polarity import variants
-from polaformer.ops.polarity.operator import check_backend, check_eps, polarity_attention
+from polaformer.ops.polarity.checks import check_backend, check_eps
+from polaformer.ops.polarity.operator import polarity_attention
 from polaformer.ops.precision import computing_dtype
 
 POLARITIES = ("both", "same", "positive", "subtract")

@@ -1,71 +1,71 @@
-// The tail of the attention layer on a CPU, forward and backward, behind a plain C interface (see convolution.py):
+// The tail of the attention layer on a CPU, forward and backward, behind a plain C interface (see cpu.py):
 //
 //     out = (attended + depthwise(values)) * gate
 //
-// on tokens as they lie, (batch, prefix + height width, channels), in one pass: no images, no copies, nothing in between. The
-// first `prefix` tokens are not convolved. A task takes some rows of the grid and a group of channels: their values are copied
-// once, with a border of zeros, to where they stay in the cache, and every product reads them there. Long rows are cut into
-// pieces, so that a task's room does not grow with the number of tokens.
+// on tokens in place, (batch, prefix + height width, channels), in one pass: no images, no copies, no intermediate results. The
+// first `prefix` tokens are not convolved. A task processes some rows of the grid and a group of channels: their values are
+// copied once, with a border of zeros, into a buffer that stays in the cache, and every product reads them there. Long rows are
+// cut into pieces, so that a task's buffer does not grow with the number of tokens.
 //
-// Results do not depend on the number of threads: tasks are cut by the sizes alone, and their sums are added in order.
+// Results do not depend on the number of threads: the sizes alone determine the tasks, and their sums are added in order.
 
 #include "vectors.h"
 
 namespace {
 
-constexpr int64_t TILE = 6;                 // neighbouring tokens that are summed together
-constexpr int64_t AHEAD = 12;               // tokens that are asked for before they are needed
-constexpr int64_t ROOM_BYTES = 256 * 1024;  // for the rows of a task
-constexpr int64_t LONGEST_ROW = 256;
+constexpr int64_t TILE = 6;                   // neighbouring tokens whose sums are computed together
+constexpr int64_t AHEAD = 12;                 // tokens to prefetch ahead
+constexpr int64_t BUFFER_BYTES = 256 * 1024;  // for the rows of a task
+constexpr int64_t LONGEST_ROW = 256;          // of a piece
 
-struct Tokens {  // (batch, tokens, channels), strides in elements, that of the channels is 1
+struct Tokens {  // (batch, tokens, channels), strides in elements, the last one is 1
     void* data;
     int64_t batch, token;
 };
 
-struct Convolution {  // the same fields in the same order as in convolution.py
+struct Convolution {  // the same fields in the same order as in cpu.py
     int64_t batch, height, width, prefix, channels, head_width, kernel_height, kernel_width, storage, threads, poison;
     const void *weight, *bias;  // (head width, kernel height, kernel width), (head width,) or null
-    Tokens attended, values, gate, out, grad, grad_attended, grad_values, grad_gate;  // no gate: null
-    double* grad_weight;  // (head width, kernel height · kernel width + 1): the last is that of the bias
+    Tokens attended, values, gate, out, grad, grad_attended, grad_values, grad_gate;  // null without a gate
+    double* grad_weight;  // (head width, kernel height · kernel width + 1): the last column is the bias's
 };
 
-template <class T> constexpr int64_t GROUP = lanes<T>;  // of channels: a pair of registers
+template <class T> constexpr int64_t GROUP = lanes<T>;  // channels of a task: a pair of registers
 
-// How the grid is cut: into pieces of some rows and columns.
-template <class T> struct Cut {
-    int64_t columns, rows, across, down;  // of a piece; pieces beside and below each other
-    explicit Cut(const Convolution& c) {
+// How the grid is cut into pieces of some rows and columns.
+template <class T> struct Tiling {
+    int64_t columns, rows, across, down;  // columns and rows of a piece; number of pieces in a row and in a column
+    explicit Tiling(const Convolution& c) {
         columns = std::min<int64_t>(c.width, LONGEST_ROW);
         const int64_t row_bytes = row_step(c) * int64_t(sizeof(T));
-        rows = std::clamp<int64_t>(ROOM_BYTES / row_bytes - c.kernel_height + 1, std::min<int64_t>(4, c.height), c.height);
+        rows = std::clamp<int64_t>(BUFFER_BYTES / row_bytes - c.kernel_height + 1, std::min<int64_t>(4, c.height), c.height);
         across = (c.width + columns - 1) / columns;
         down = (c.height + rows - 1) / rows;
     }
     int64_t row_step(const Convolution& c) const { return (columns + c.kernel_width - 1 + TILE) * GROUP<T>; }
-    int64_t room(const Convolution& c) const { return (rows + c.kernel_height - 1) * row_step(c); }
+    int64_t size(const Convolution& c) const { return (rows + c.kernel_height - 1) * row_step(c); }
 };
 
 template <class T> class Task {
   public:
-    Task(const Convolution& c, const Cut<T>& cut, bool is_backward, Arena& arena)
-        : c(c), cut(cut), taps(c.kernel_height * c.kernel_width), row_step(cut.row_step(c)), values(arena.take<T>(cut.room(c))),
-          slopes(is_backward ? arena.take<T>(cut.room(c)) : nullptr), weights(arena.take<T>(taps * GROUP<T>)),
-          flipped(arena.take<T>(taps * GROUP<T>)), bias(arena.take<T>(GROUP<T>)) {
-        // The tile at the end of a row reads beyond it; what it finds is not used, but should be numbers.
-        std::fill_n(values, cut.room(c), T(0));
-        if (is_backward) std::fill_n(slopes, cut.room(c), T(0));
+    Task(const Convolution& c, const Tiling<T>& tiling, bool is_backward, Arena& arena)
+        : c(c), tiling(tiling), taps(c.kernel_height * c.kernel_width), row_step(tiling.row_step(c)),
+          values(arena.take<T>(tiling.size(c))), slopes(is_backward ? arena.take<T>(tiling.size(c)) : nullptr),
+          weights(arena.take<T>(taps * GROUP<T>)), flipped(arena.take<T>(taps * GROUP<T>)), bias(arena.take<T>(GROUP<T>)) {
+        // The tile at the end of a row reads beyond it; the values there are not used, but must be numbers.
+        std::fill_n(values, tiling.size(c), T(0));
+        if (is_backward) std::fill_n(slopes, tiling.size(c), T(0));
     }
-    static int64_t bytes(const Convolution& c, const Cut<T>& cut) {
-        return (2 * cut.room(c) + (2 * c.kernel_height * c.kernel_width + 1) * GROUP<T>) * sizeof(T) + 6 * 64;
+    static int64_t bytes(const Convolution& c, const Tiling<T>& tiling) {
+        return (2 * tiling.size(c) + (2 * c.kernel_height * c.kernel_width + 1) * GROUP<T>) * sizeof(T) + 6 * 64;
     }
 
     void start(int64_t which_sample, int64_t which_piece, int64_t which_group) {
         sample = which_sample;
-        top = which_piece / cut.across * cut.rows;
-        bottom = std::min(c.height, top + cut.rows);
-        left = which_piece % cut.across * cut.columns;
-        right = std::min(c.width, left + cut.columns);
+        top = which_piece / tiling.across * tiling.rows;
+        bottom = std::min(c.height, top + tiling.rows);
+        left = which_piece % tiling.across * tiling.columns;
+        right = std::min(c.width, left + tiling.columns);
         has_prefix = which_piece == 0;
         channel = which_group * GROUP<T>;
         count = std::min(GROUP<T>, c.channels - channel);
@@ -87,7 +87,7 @@ template <class T> class Task {
         for (int64_t token = 0; has_prefix && token < c.prefix; token++) finish(token, V<T>{});
     }
 
-    // sums (taps + 1, group): of the weights and of the bias, for this task.
+    // sums (taps + 1, group): this task's gradients of the weights and of the bias.
     void backward(T* sums) {
         fill(values, [&](int64_t cell) { return read(c.values, cell); });
         fill(slopes, [&](int64_t cell) { return slope(cell + c.prefix); });
@@ -103,31 +103,31 @@ template <class T> class Task {
 
   private:
     const Convolution& c;
-    const Cut<T>& cut;
+    const Tiling<T>& tiling;
     const int64_t taps, row_step;
     T *values, *slopes;  // (rows of the piece and around it, columns of the piece and around it, group)
     T *weights, *flipped, *bias;
     int64_t sample, top, bottom, left, right, channel, count;
-    bool has_prefix, direct;  // direct: channels are used where they lie
+    bool has_prefix, direct;  // direct: channels are used in place
 
     V<T> read(const Tokens& tokens, int64_t token) const {
         const int64_t at = sample * tokens.batch + token * tokens.token + channel;
-        // Tokens lie far apart, and a group is a cache line of each: the processor does not guess what comes next.
+        // Tokens are far apart in memory and a group is a cache line of each: the processor does not predict the next one.
         if (direct) __builtin_prefetch(static_cast<const T*>(tokens.data) + at + AHEAD * tokens.token);
         if (direct) return load(static_cast<const T*>(tokens.data) + at);
-        T room[GROUP<T>] = {};
-        widen(tokens.data, at, c.storage, count, room);
-        return load(room);
+        T buffer[GROUP<T>] = {};
+        widen(tokens.data, at, c.storage, count, buffer);
+        return load(buffer);
     }
     void write(const Tokens& tokens, int64_t token, V<T> x) const {
         const int64_t at = sample * tokens.batch + token * tokens.token + channel;
         if (direct) return store<T>(static_cast<T*>(tokens.data) + at, x);
-        T room[GROUP<T>];
-        store<T>(room, x);
-        narrow(room, count, tokens.data, at, c.storage);
+        T buffer[GROUP<T>];
+        store<T>(buffer, x);
+        narrow(buffer, count, tokens.data, at, c.storage);
     }
 
-    // The piece and what is around it, zeros beyond the grid.
+    // Fill in the piece and its surroundings, zeros beyond the grid.
     template <class Read> void fill(T* rows, Read read_cell) const {
         const int64_t above = c.kernel_height / 2, beside = c.kernel_width / 2;
         const int64_t begin = std::max<int64_t>(0, left - beside), end = std::min(c.width, right + beside);
@@ -139,7 +139,7 @@ template <class T> class Task {
         }
     }
 
-    // Gives the convolution of a row of the piece to `use`, cell by cell; rows of the kernel beyond the grid are left out.
+    // Pass the convolution of a row of the piece to `use`, cell by cell; rows of the kernel beyond the grid are left out.
     template <class Use> void convolve(const T* rows, const T* weight, int64_t y, Use use) const {
         const int64_t width = c.kernel_width, above = c.kernel_height / 2;
         const int64_t begin = std::max<int64_t>(0, above - y), end = std::min(c.kernel_height, c.height + above - y);
@@ -148,7 +148,7 @@ template <class T> class Task {
             const T* factor = weight + begin * width * GROUP<T>;
             for (int64_t i = begin; i < end; i++) {
                 const T* from = rows + (y - top + i) * row_step + (x - left) * GROUP<T>;
-#pragma GCC unroll 1  // more of them would not find registers
+#pragma GCC unroll 1  // unrolled, it would run out of registers
                 for (int64_t j = 0; j < width; j++, from += GROUP<T>, factor += GROUP<T>) {
                     const V<T> w = load(factor);
                     for (int64_t t = 0; t < TILE; t++) {
@@ -175,7 +175,7 @@ template <class T> class Task {
         }
         write(c.out, token, x);
     }
-    // What reaches the sum before the gate.
+    // The gradient of the sum before the gate.
     V<T> slope(int64_t token) const {
         const V<T> grad = read(c.grad, token);
         if (!c.gate.data) return grad;
@@ -187,7 +187,7 @@ template <class T> class Task {
         write(c.grad_attended, token, slope(token));
     }
 
-    // Five neighbouring taps at a time share what they read.
+    // Five neighbouring taps at a time share their reads.
     void weights_backward(int64_t y, T* sums) const {
         const int64_t above = c.kernel_height / 2;
         for (int64_t i = std::max<int64_t>(0, above - y); i < std::min(c.kernel_height, c.height + above - y); i++) {
@@ -216,13 +216,13 @@ template <class T> class Task {
 };
 
 template <class T> void run_all(const Convolution& c, bool is_backward) {
-    const Cut<T> cut(c);
-    const int64_t pieces = cut.across * cut.down, groups = (c.channels + GROUP<T> - 1) / GROUP<T>;
+    const Tiling<T> tiling(c);
+    const int64_t pieces = tiling.across * tiling.down, groups = (c.channels + GROUP<T> - 1) / GROUP<T>;
     const int64_t tasks = c.batch * pieces * groups, taps = c.kernel_height * c.kernel_width;
     const bool small = c.batch * c.height * c.width * c.channels < (1 << 14);
     const int64_t threads = small ? 1 : std::max<int64_t>(1, std::min(c.threads, tasks));
-    Arena sums_room(Arena::OWN, is_backward ? tasks * (taps + 1) * GROUP<T> * sizeof(T) + 64 : 64, c.poison);
-    T* sums = sums_room.take<T>(is_backward ? tasks * (taps + 1) * GROUP<T> : 1);
+    Arena sums_arena(Arena::OWN, is_backward ? tasks * (taps + 1) * GROUP<T> * sizeof(T) + 64 : 64, c.poison);
+    T* sums = sums_arena.take<T>(is_backward ? tasks * (taps + 1) * GROUP<T> : 1);
     const int64_t size = c.storage == FLOAT64 ? 8 : c.storage == FLOAT32 ? 4 : 2;
     for (const Tokens* tokens : {&c.out, &c.grad_attended, &c.grad_values, &c.grad_gate})
         prefer_large_pages(tokens->data, c.batch * c.height * c.width * c.channels * size);
@@ -231,16 +231,16 @@ template <class T> void run_all(const Convolution& c, bool is_backward) {
     {
         std::optional<Arena> own;
         try {
-            own.emplace(Arena::KEPT, Task<T>::bytes(c, cut), c.poison);
+            own.emplace(Arena::KEPT, Task<T>::bytes(c, tiling), c.poison);
         } catch (const std::bad_alloc&) {
 #pragma omp atomic write
             failed = true;
         }
 #pragma omp barrier
         if (!failed) {
-            Task<T> task(c, cut, is_backward, *own);
+            Task<T> task(c, tiling, is_backward, *own);
 #pragma omp for schedule(dynamic, 1)
-            for (int64_t i = 0; i < tasks; i++) {  // groups of channels one after the other: they share cache lines
+            for (int64_t i = 0; i < tasks; i++) {  // groups of channels in sequence: they share cache lines
                 task.start(i / (pieces * groups), i / groups % pieces, i % groups);
                 if (is_backward) task.backward(sums + i * (taps + 1) * GROUP<T>);
                 else task.forward();

@@ -1,1 +1,1 @@
-"""Native code: C++ files of this library, compiled once per machine and loaded."""
+"""Native code: the C++ files of this library, compiled once per machine and loaded."""

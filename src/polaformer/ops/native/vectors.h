@@ -1,4 +1,5 @@
-// What the native kernels share: vectors by the compiler's own extensions, log2 and exp2 of them, working memory, 16-bit numbers.
+// Shared by the native kernels: vectors by compiler extensions, their log2 and exp2, working memory, 16-bit numbers, and what
+// the compiler supported.
 
 #pragma once
 
@@ -32,7 +33,7 @@ namespace {
 
 enum Storage : int64_t { FLOAT32, FLOAT64, BFLOAT16, FLOAT16 };
 
-constexpr double FLOOR = -1.0e12;  // stands for log2 of 0: far below what any power makes of any number
+constexpr double FLOOR = -1.0e12;  // represents log2 of 0: far below the logarithm of any power of any number
 
 // ---- vectors ----
 
@@ -43,7 +44,7 @@ template <> struct Lanes<float> {
     typedef int32_t Int;
     static constexpr int mantissa = 23, bias = 127, rescale = 24;
     static constexpr Int root_half = 0x3f3504f3;
-    static constexpr double magic = 12582912.0;  // added and subtracted again, it rounds to a whole number
+    static constexpr double magic = 12582912.0;  // added and subtracted again, it rounds to an integer
 };
 template <> struct Lanes<double> {
     typedef double R __attribute__((vector_size(VECTOR_BYTES)));
@@ -53,14 +54,14 @@ template <> struct Lanes<double> {
     static constexpr Int root_half = 0x3fe6a09e667f3bcd;
     static constexpr double magic = 6755399441055744.0;
 };
-template <class T> using R = typename Lanes<T>::R;         // a register, for products
-template <class T> using Bits = typename Lanes<T>::Bits;   // the same as whole numbers, or as a mask: 0 or -1
+template <class T> using R = typename Lanes<T>::R;         // a register, for matrix products
+template <class T> using Bits = typename Lanes<T>::Bits;   // the same as integers, or as a mask: 0 or -1
 template <class T> constexpr int64_t per = VECTOR_BYTES / sizeof(T);
 
 template <class T> INLINE R<T> load_r(const T* from) { R<T> x; memcpy(&x, from, sizeof x); return x; }
 template <class T> INLINE void store_r(T* to, R<T> x) { memcpy(to, &x, sizeof x); }
 
-// Elements are computed on in pairs of registers: two chains of operations at a time keep a processor busier than one.
+// Elements are processed in pairs of registers: two chains of operations at a time keep a processor busier than one.
 template <class X> struct Pair { X a, b; };
 template <class T> using V = Pair<R<T>>;
 template <class T> using I = Pair<Bits<T>>;
@@ -101,7 +102,7 @@ template <class T> INLINE V<T> smaller(V<T> x, V<T> y) { return {x.a < y.a ? x.a
 // Where x is 0 or subnormal.
 template <class T> INLINE I<T> tiny(V<T> x) { return below<T>(absolute<T>(x), std::numeric_limits<T>::min()); }
 
-// The lanes moved by BY, cyclically.
+// The lanes rotated by BY.
 template <class T, int BY, size_t... i> INLINE R<T> rotated(R<T> x, std::index_sequence<i...>) {
 #if defined(__clang__)
     return __builtin_shufflevector(x, x, (i + BY) % per<T>...);
@@ -136,7 +137,7 @@ template <class T> INLINE void split_log2(V<T> x, V<T>& E, V<T>& F) {
     E = V<T>{__builtin_convertvector(whole.a, R<T>), __builtin_convertvector(whole.b, R<T>)} - where<T>(tiny, splat<T>(L::rescale));
     E = choose<T>(equal<T>(magnitude, T(0)), splat<T>(T(FLOOR)), E);
     if constexpr (sizeof(T) == 4) {
-        // log2(1 + t) / t on the interval of m - 1, interpolated at Chebyshev points: off by 5e-8 at most in float.
+        // log2(1 + t) / t on the interval of m - 1, interpolated at Chebyshev points: error at most 5e-8 in float.
         constexpr float c[] = {1.4426950035679824f,   -0.7213474682495813f, 0.48091075345941814f,
                                -0.36069326813363906f, 0.28790326092260615f, -0.23916988144018123f,
                                0.21607822558509354f,  -0.2058618802530109f, 0.12310968416081866f};
@@ -152,16 +153,16 @@ template <class T> INLINE void split_log2(V<T> x, V<T>& E, V<T>& F) {
     }
 }
 
-// 2^y; 0 below the normal range, infinity above; NaN stays.
+// 2^y; 0 below the normal range, infinity above it; NaN is kept.
 template <class T> INLINE V<T> exp2(V<T> y) {
     using L = Lanes<T>;
-    // At these ends the exponent's bits below are all 0 or all 1: the number 0, or infinity.
+    // At these limits the exponent bits of the result are all 0 or all 1: the number is 0 or infinity.
     const V<T> z = smaller<T>(splat<T>(T(L::bias + 1)), larger<T>(splat<T>(T(-L::bias)), y));
     const V<T> moved = z + T(L::magic);
     const V<T> f = z - (moved - T(L::magic));  // |f| <= 1/2
     const I<T> n = bits<T>(moved) - bits<T>(splat<T>(T(L::magic)));
     V<T> e;
-    if constexpr (sizeof(T) == 4) {  // interpolated at Chebyshev points: off by 3e-9 at most
+    if constexpr (sizeof(T) == 4) {  // interpolated at Chebyshev points: error at most 3e-9
         constexpr float c[] = {1.0f,
                                0.6931472067028329f,
                                0.24022650922289554f,
@@ -190,8 +191,8 @@ template <class T> INLINE V<T> nearest_whole(V<T> x) {  // of |x| < 2^22
 
 inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// Memory, handed out piece by piece. A thread's own is kept between calls: asking the system for it again costs more than a
-// small problem takes. `poison` fills it with NaN, for tests.
+// Memory, handed out piece by piece. Each thread keeps a block between calls (KEPT): requesting it from the system again costs
+// more than a small problem takes. `poison` fills it with NaN, for tests.
 class Arena {
   public:
     enum Kind { OWN, KEPT };
@@ -271,7 +272,7 @@ template <class T> void narrow(const T* from, int64_t count, void* data, int64_t
     }
 }
 
-// Asks for large pages under a large new result: the system clears and maps them many times faster than small ones.
+// Request large pages for a large new result: the system clears and maps them many times faster than small ones.
 inline void prefer_large_pages(void* data, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
     constexpr int64_t page = 4096, large = 8 << 20;
@@ -291,3 +292,27 @@ inline int64_t thread_number() {
 }
 
 }  // namespace
+
+extern "C" {
+
+// The vector width that this was compiled for.
+int vector_bytes() { return VECTOR_BYTES; }
+
+// Whether the compiler supported OpenMP.
+int has_threads() {
+#if defined(_OPENMP)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+// Whether it supported IEEE 16-bit floating-point numbers.
+int has_float16() {
+#if defined(__FLT16_MAX__)
+    return 1;
+#else
+    return 0;
+#endif
+}
+}

@@ -1,37 +1,37 @@
 // Polarity-aware linear attention on a CPU, forward and backward, behind a plain C interface (see cpu.py).
 //
-// The mathematics is that of linear.py, in one sweep over the tokens for each pass. Features never leave the cache: a block of
-// tokens is read, |x|^p is computed once for each element, split by sign while in registers, and used up.
+// The mathematics is that of plain.py, in one sweep over the tokens per pass. Features never leave the cache: a block of tokens
+// is read, |x|^p is computed once per element, split by sign while in registers, and consumed.
 //
-// Safe at every magnitude. With log2|x| = E + F, E whole and |F| <= 1/2, and for each head, channel and sign a whole number
+// Safe at every magnitude. With log2|x| = E + F, E an integer and |F| <= 1/2, and for each head, channel and sign an integer
 // c = round(p log2 peak), peak the largest |k|:
 //     keys     2^(p E - c + p F)                    the largest of a channel and sign is about 1
-//     queries  2^(p E + c - shift + p F)            shift a whole number near the query's largest exponent
-// The whole numbers cancel between keys and queries without rounding, and p E - c is one fused multiply-add, so that no digits
-// are lost at 1e+-30 either. The opposite-sign stream reads the peaks and the state of the other sign.
+//     queries  2^(p E + c - shift + p F)            shift an integer near the query's largest exponent
+// The integers cancel between keys and queries without rounding, and p E - c is one fused multiply-add, so that no digits are
+// lost at 1e+-30 either. The opposite-sign stream reads the peaks and the state of the other sign.
 //
 // A state has a row for each channel and sign, 2D x W; its columns are the value channels: the same-sign ones, padded to whole
-// vectors, then the opposite-sign ones. A query or key uses one row of each pair, the one of its own sign; for the opposite
-// stream the rows are swapped once ("turned"), so that both streams of a query read one row.
+// vectors, then the opposite-sign ones. A query or key uses one row of each pair, the one of its own sign. For the opposite
+// stream the rows are swapped once, so that both streams of a query read the same row.
 //
-// Results do not depend on the number of threads: tokens are cut into chunks by their number alone and chunks are added in order.
+// Results do not depend on the number of threads: the number of tokens alone determines the chunks, and chunks are added in order.
 
 #include "vectors.h"
 
 namespace {
 
-constexpr bool MANY = VECTOR_BYTES == 64;  // registers: 32, else 16
-constexpr int ROWS = MANY ? 8 : 6;         // sums at once, of two registers each
-constexpr int SUMS = MANY ? 16 : 8;        // registers of sums over rows of a state, of one token or more
-constexpr double LOWEST = FLOOR / 2;    // below it an exponent belongs to a zero or to an absent key
+constexpr bool MANY = VECTOR_BYTES == 64;  // 32 vector registers, else 16
+constexpr int ROWS = MANY ? 8 : 6;         // sums at a time, of two registers each
+constexpr int SUMS = MANY ? 16 : 8;        // registers for sums over rows of a state, of one token or more
+constexpr double LOWEST = FLOOR / 2;    // an exponent below it belongs to a zero or to an absent key
 constexpr double BALANCE = 30;          // see Tables
-constexpr int64_t CHUNK = 512;          // tokens that are summed by one thread, at least
-constexpr int64_t RUN = 512;            // tokens, about, that are summed one by one: rounding errors grow with their number
-constexpr int64_t MOST_CHUNKS = 64;     // of one head, fewer where their states would take more than PARTIAL_BYTES
+constexpr int64_t CHUNK = 512;          // minimum number of tokens that one thread sums
+constexpr int64_t RUN = 512;            // approximate number of tokens summed one by one: rounding errors grow with it
+constexpr int64_t MOST_CHUNKS = 64;     // per head, fewer where their states would take more than PARTIAL_BYTES
 constexpr int64_t PARTIAL_BYTES = 4 << 20;
 constexpr int64_t BLOCK_BYTES = 16384;  // features of a block of tokens
 
-struct View {  // (batch, heads, tokens, width), strides in elements, that of the width is 1
+struct View {  // (batch, heads, tokens, width), strides in elements, the last one is 1
     void* data;
     int64_t batch, head, token;
 };
@@ -48,7 +48,7 @@ struct Problem {  // the same fields in the same order as in cpu.py
     double* grad_scale;  // (heads, width): of log2 of the scale
 };
 
-// ---- products ----
+// ---- matrix products ----
 
 // state[rows, columns] += featuresᵀ values, for ROWS rows and COLUMNS registers of columns.
 // features (tokens, rows, at steps of feature_step), values (tokens, columns).
@@ -101,8 +101,8 @@ INLINE void add_rows(const T* rows, int64_t step, int64_t width, const T* weight
         }
 }
 
-// Which rows are read, and where their sums go. factor (tokens, 2) or null: what a token's sums are multiplied with, the first
-// for the columns before `boundary`, the second for the others.
+// The rows to read, and where their sums go. factor (tokens, 2) or null: multiplies a token's sums, the first one those of the
+// columns before `boundary`, the second one the others.
 template <class T> struct Rows {
     const T* rows;  // (width, 2, step)
     int64_t step, width, boundary;
@@ -144,7 +144,7 @@ void apply(const Rows<T>& r, int64_t first, int64_t last, int64_t tokens, const 
 }
 
 // result (tokens, width) = Σ_e values[t, e] · the row (channel, sign of x[t, channel])[e], over columns first..last.
-// transposed (columns, width / per, 2, per): both signs beside each other.
+// transposed (columns, width / per, 2, per): both signs side by side.
 template <class T, int TOKENS>
 INLINE void project_tile(const T* transposed, int64_t width, int64_t first, int64_t last, const T* values, int64_t value_step,
                          const T* x, int64_t step, T* result) {
@@ -178,7 +178,7 @@ void project(const T* transposed, int64_t width, int64_t first, int64_t last, co
 template <class T> struct Sizes {
     int64_t batch, heads, queries, keys, width, storage;
     int64_t half, padded, same, columns, block;  // padded width; columns of the same-sign stream and of both, padded
-    bool direct;                                 // rows are used where they lie: no conversion, no padding
+    bool direct;                                 // rows are used in place: no conversion, no padding
 
     explicit Sizes(const Problem& p)
         : batch(p.batch), heads(p.heads), queries(p.queries), keys(p.keys), width(p.width), storage(p.storage) {
@@ -196,9 +196,9 @@ template <class T> struct Sizes {
     int64_t num_chunks(int64_t tokens) const { return (tokens + chunk(tokens) - 1) / chunk(tokens); }
 };
 
-// What belongs to a head whatever the input: (padded,) each.
+// What a head needs independently of the input: (padded,) each.
 template <class T> struct Powers {
-    T *p, *scale_whole, *scale_rest;  // exponents; -2 p log2(scale) in a whole number and the rest
+    T *p, *scale_whole, *scale_rest;  // exponents; -2 p log2(scale) as an integer and the rest
     T* two_log_scale;                 // 2 log2(scale)
     Powers(Arena& arena, const Sizes<T>& s) {
         for (T** table : {&p, &scale_whole, &scale_rest, &two_log_scale}) *table = arena.take<T>(s.padded);
@@ -218,7 +218,7 @@ template <class T> struct Powers {
     static int64_t bytes(const Sizes<T>& s) { return 4 * round_up(s.padded * sizeof(T), 64); }
 };
 
-// What queries need of a head's keys and values. Tables by sign are (2, padded): positive, then negative.
+// What queries need of a head's keys and values. Tables by sign are (2, padded): positive, then negative channels.
 template <class T> struct Memory {
     T *peak;      // (2, padded): largest |k|, 0 where there is none
     T *state;     // (2 padded, columns): Σ features ⊗ v
@@ -243,11 +243,11 @@ template <class T> struct Memory {
     }
 };
 
-// The same, arranged for use: rows by channel and sign, turned for the opposite stream, and whole exponents.
+// The same, arranged for use: rows by channel and sign, swapped for the opposite stream, and integer exponents.
 template <class T> struct Tables {
-    T *exponent;        // (2, padded): c, FLOOR where there is no key; both signs alike where balanced
-    T *for_queries;     // (2, padded): the same, and the scale's whole part
-    bool balanced;      // the signs' peaks are of a size, so that one weight serves both streams of a query
+    T *exponent;        // (2, padded): c, FLOOR where there is no key; equal for both signs if balanced
+    T *for_queries;     // (2, padded): the same plus the scale's integer part
+    bool balanced;      // the peaks of both signs are of similar size, so that one weight serves both streams of a query
     T *log_peak;        // (2, padded): log2 of the peak, 0 where there is none
     T *same, *opposite; // (2, padded): totals of the query's own sign and of the other
     T *rows;            // (padded, 2, columns)
@@ -268,14 +268,14 @@ template <class T> struct Tables {
             exponent[i] = !shifted ? T(0) : peak[i] == 0 ? T(FLOOR) : std::nearbyint(p * log_peak[i]);
         }
         // With the larger peak for both, the smaller sign's largest feature is at least 2^-BALANCE, and so is every denominator;
-        // what then falls below the range of numbers is smaller by 2^-90 in float.
+        // whatever then underflows is smaller by a factor of 2^-90 in float.
         balanced = true;
         for (int64_t d = 0; d < s.padded; d++) balanced = balanced && std::abs(exponent[d] - exponent[s.padded + d]) <= BALANCE;
         for (int64_t d = 0; balanced && d < s.padded; d++)
             exponent[d] = exponent[s.padded + d] = std::max(exponent[d], exponent[s.padded + d]);
         for (int64_t i = 0; i < 2 * s.padded; i++) for_queries[i] = exponent[i] + powers.scale_whole[i % s.padded];
     }
-    // Turned: the columns of the opposite stream come from the other sign.
+    // Swapped: the columns of the opposite stream come from the other sign.
     void set_rows(const T* state, const Sizes<T>& s) {
         for (int64_t d = 0; d < s.padded; d++)
             for (int64_t sign = 0; sign < 2; sign++) {
@@ -299,21 +299,21 @@ template <class T> struct Tables {
     }
 };
 
-// A thread's room for one block of tokens.
-template <class T> struct Room {
+// A thread's working memory for one block of tokens.
+template <class T> struct Scratch {
     T *x, *values, *result;        // (block, padded), (block, columns) twice
     T *weight, *other;             // (block, padded): same-sign and opposite-sign weights
     T *features, *other_features;  // (block, 2, padded): weights by sign
     T *whole, *rest;               // (block, padded): log2|x| in two parts
-    T *toward, *away;              // (block, padded): products with a state
+    T *toward, *away;              // (block, padded): products with a state, for the same-sign and the opposite-sign stream
     T *tops, *other_tops;          // (block, lanes): largest exponents, then shifts
     T *factor;                     // (block, 2)
     T *slope;                      // (6, padded): sums over tokens
-    typename Lanes<T>::Int* sign_step;  // (block, padded): from a positive channel's row of a state to the negative one's, or 0
+    typename Lanes<T>::Int* sign_step;  // (block, padded): from a positive channel's row of a state to the negative one's if x < 0, else 0
     int64_t* index;                // (chunk,): the tokens that exist
     double* sums;                  // (2, padded)
     Memory<T> part;                // sums of a run of tokens
-    Room(Arena& arena, const Sizes<T>& s, int64_t longest) {
+    Scratch(Arena& arena, const Sizes<T>& s, int64_t longest) {
         for (T** tokens : {&x, &weight, &other, &whole, &rest, &toward, &away}) *tokens = arena.take<T>(s.block * s.padded);
         values = arena.take<T>(s.block * s.columns);
         result = arena.take<T>(s.block * s.columns);
@@ -334,7 +334,7 @@ template <class T> struct Room {
     }
 };
 
-// Some tokens of one head: the first of them, or, under a mask, which.
+// Some consecutive tokens of one head, or, under a mask, some of its indices.
 struct Span {
     int64_t first, count;
     const int64_t* index;  // null: first, first + 1, …
@@ -345,50 +345,52 @@ inline int64_t offset(const View& view, int64_t batch, int64_t head, int64_t tok
     return batch * view.batch + head * view.head + token * view.token;
 }
 
-// Rows (count, padded) of q or k: where they lie, or converted and padded with zeros into `room`.
+// The rows of a span, `step` apart, if they can be used in place, else null.
 template <class T>
-const T* rows_of(const View& view, const Sizes<T>& s, int64_t batch, int64_t head, const Span& span, T* room, int64_t& step) {
-    if (s.direct && !span.index) {
-        step = view.token;
-        return static_cast<const T*>(view.data) + offset(view, batch, head, span.first);
-    }
+const T* in_place(const View& view, const Sizes<T>& s, int64_t batch, int64_t head, const Span& span, int64_t& step) {
+    if (!s.direct || span.index) return nullptr;
+    step = view.token;
+    return static_cast<const T*>(view.data) + offset(view, batch, head, span.first);
+}
+
+// Rows (count, padded) of q or k: in place, or converted and padded with zeros into `scratch`.
+template <class T>
+const T* rows_of(const View& view, const Sizes<T>& s, int64_t batch, int64_t head, const Span& span, T* scratch, int64_t& step) {
+    if (const T* rows = in_place(view, s, batch, head, span, step)) return rows;
     step = s.padded;
     for (int64_t t = 0; t < span.count; t++) {
-        widen(view.data, offset(view, batch, head, span.at(t)), s.storage, s.width, room + t * s.padded);
-        std::fill(room + t * s.padded + s.width, room + (t + 1) * s.padded, T(0));
+        widen(view.data, offset(view, batch, head, span.at(t)), s.storage, s.width, scratch + t * s.padded);
+        std::fill(scratch + t * s.padded + s.width, scratch + (t + 1) * s.padded, T(0));
     }
-    return room;
+    return scratch;
 }
 
 // Rows (count, columns) of v or of a gradient: the two streams, each padded with zeros.
 template <class T>
-const T* streams_of(const View& view, const Sizes<T>& s, int64_t batch, int64_t head, const Span& span, T* room, int64_t& step) {
-    if (s.direct && !span.index) {
-        step = view.token;
-        return static_cast<const T*>(view.data) + offset(view, batch, head, span.first);
-    }
+const T* streams_of(const View& view, const Sizes<T>& s, int64_t batch, int64_t head, const Span& span, T* scratch, int64_t& step) {
+    if (const T* rows = in_place(view, s, batch, head, span, step)) return rows;
     step = s.columns;
     for (int64_t t = 0; t < span.count; t++) {
-        T* row = room + t * s.columns;
+        T* row = scratch + t * s.columns;
         const int64_t from = offset(view, batch, head, span.at(t));
         std::fill_n(row, s.columns, T(0));
         widen(view.data, from, s.storage, s.half, row);
         widen(view.data, from + s.half, s.storage, s.width - s.half, row + s.same);
     }
-    return room;
+    return scratch;
 }
 template <class T>
-void store_streams(const T* room, const View& view, const Sizes<T>& s, int64_t batch, int64_t head, const Span& span) {
+void store_streams(const T* scratch, const View& view, const Sizes<T>& s, int64_t batch, int64_t head, const Span& span) {
     for (int64_t t = 0; t < span.count; t++) {
         const int64_t to = offset(view, batch, head, span.at(t));
-        narrow(room + t * s.columns, s.half, view.data, to, s.storage);
-        narrow(room + t * s.columns + s.same, s.width - s.half, view.data, to + s.half, s.storage);
+        narrow(scratch + t * s.columns, s.half, view.data, to, s.storage);
+        narrow(scratch + t * s.columns + s.same, s.width - s.half, view.data, to + s.half, s.storage);
     }
 }
 template <class T>
-void store_rows(const T* room, const View& view, const Sizes<T>& s, int64_t batch, int64_t head, const Span& span) {
+void store_rows(const T* scratch, const View& view, const Sizes<T>& s, int64_t batch, int64_t head, const Span& span) {
     for (int64_t t = 0; t < span.count; t++)
-        narrow(room + t * s.padded, s.width, view.data, offset(view, batch, head, span.at(t)), s.storage);
+        narrow(scratch + t * s.padded, s.width, view.data, offset(view, batch, head, span.at(t)), s.storage);
 }
 template <class T>
 void store_zeros(const View& view, const Sizes<T>& s, int64_t batch, int64_t head, int64_t token, T* zeros) {
@@ -408,26 +410,26 @@ template <class T> struct Head {
     }
     int64_t last(int64_t tokens, int64_t chunk) const { return std::min(tokens, (chunk + 1) * s.chunk(tokens)); }
 
-    // The keys of a chunk that exist, in blocks.
-    template <class Use> void for_key_blocks(int64_t chunk, Room<T>& room, Use use) const {
+    // Pass the existing keys of a chunk to `use`, in blocks.
+    template <class Use> void for_key_blocks(int64_t chunk, Scratch<T>& scratch, Use use) const {
         const int64_t begin = chunk * s.chunk(s.keys), end = last(s.keys, chunk);
         int64_t count = end - begin;
         if (mask()) {
             count = 0;
             for (int64_t t = begin; t < end; t++)
-                if (mask()[t]) room.index[count++] = t;
+                if (mask()[t]) scratch.index[count++] = t;
         }
-        const int64_t* index = mask() ? room.index : nullptr;
+        const int64_t* index = mask() ? scratch.index : nullptr;
         for (int64_t t = 0; t < count; t += s.block)
             use(Span{index ? t : begin + t, std::min(s.block, count - t), index});
     }
 
     // The largest |k| of each channel and sign in a chunk, into peak (2, padded); NaN where a key is not finite.
-    void find_peaks(int64_t chunk, Room<T>& room, T* peak) const {
+    void find_peaks(int64_t chunk, Scratch<T>& scratch, T* peak) const {
         std::fill_n(peak, 2 * s.padded, T(0));
-        for_key_blocks(chunk, room, [&](Span span) {
+        for_key_blocks(chunk, scratch, [&](Span span) {
             int64_t step;
-            const T* x = rows_of(problem.k, s, batch, head, span, room.x, step);
+            const T* x = rows_of(problem.k, s, batch, head, span, scratch.x, step);
             for (int64_t d = 0; d < s.padded; d += lanes<T>) {
                 V<T> high = load(peak + d), low = load(peak + s.padded + d), broken = {};
                 for (int64_t t = 0; t < span.count; t++) {
@@ -442,14 +444,14 @@ template <class T> struct Head {
         });
     }
 
-    // The features of some keys, and added up into total (2, padded); with KEEP instead their weights, signs and
-    // logarithms. In all such loops sizes and addresses are local: a store might else change them, for all the compiler knows.
+    // The features of some keys, and their sum into total (2, padded); with KEEP their weights, signs and logarithms instead. In
+    // all such loops sizes and addresses are local variables: otherwise the compiler must assume that a store changes them.
     template <bool KEEP>
-    void weigh_keys(const T* x, int64_t step, int64_t count, const Tables<T>& tables, Room<T>& room, T* total) const {
+    void weigh_keys(const T* x, int64_t step, int64_t count, const Tables<T>& tables, Scratch<T>& scratch, T* total) const {
         const int64_t padded = s.padded, columns = s.columns;
         const T *power = powers.p, *plus = tables.exponent, *minus = plus + padded;
-        T *features = room.features, *weight = room.weight, *whole = room.whole, *rest = room.rest;
-        typename Lanes<T>::Int* sign_step = room.sign_step;
+        T *features = scratch.features, *weight = scratch.weight, *whole = scratch.whole, *rest = scratch.rest;
+        typename Lanes<T>::Int* sign_step = scratch.sign_step;
         for (int64_t t = 0; t < count; t++)
             for (int64_t d = 0; d < padded; d += lanes<T>) {
                 const V<T> k = load(x + t * step + d), p = load(power + d);
@@ -473,38 +475,38 @@ template <class T> struct Head {
     }
 
     // Σ features ⊗ v and Σ features of a chunk.
-    void summarise(int64_t chunk, Room<T>& room, const Tables<T>& tables, Memory<T>& memory) const {
+    void summarise(int64_t chunk, Scratch<T>& scratch, const Tables<T>& tables, Memory<T>& memory) const {
         memory.clear(s);
-        room.part.clear(s);
+        scratch.part.clear(s);
         int64_t summed = 0;
-        for_key_blocks(chunk, room, [&](Span span) {
+        for_key_blocks(chunk, scratch, [&](Span span) {
             int64_t step;
-            const T* x = rows_of(problem.k, s, batch, head, span, room.x, step);
-            weigh_keys<false>(x, step, span.count, tables, room, room.part.total);
-            const T* values = streams_of(problem.v, s, batch, head, span, room.values, step);
-            accumulate(room.features, 2 * s.padded, values, step, span.count, room.part.state, s.columns, s.columns);
+            const T* x = rows_of(problem.k, s, batch, head, span, scratch.x, step);
+            weigh_keys<false>(x, step, span.count, tables, scratch, scratch.part.total);
+            const T* values = streams_of(problem.v, s, batch, head, span, scratch.values, step);
+            accumulate(scratch.features, 2 * s.padded, values, step, span.count, scratch.part.state, s.columns, s.columns);
             if ((summed += span.count) >= RUN) {
-                memory.move_from(room.part, s);
+                memory.move_from(scratch.part, s);
                 summed = 0;
             }
         });
-        memory.move_from(room.part, s);
+        memory.move_from(scratch.part, s);
     }
 
     // n eps in the units of a denominator that was shifted by `shift`.
     T shifted_eps(double log2_added, T shift) const { return problem.eps > 0 ? T(std::exp2(log2_added - double(shift))) : T(0); }
 
     // Weights of some queries for both streams, with signs, and their denominators into norms (count, 2) unless null.
-    // Balanced: one weight for both. Not shifted: as they stand.
+    // BALANCED: one weight for both streams. Not SHIFTED: without shifts.
     template <bool BALANCED, bool SHIFTED>
-    void weigh_queries(const T* x, int64_t step, int64_t count, const Tables<T>& tables, double log2_added, Room<T>& room,
+    void weigh_queries(const T* x, int64_t step, int64_t count, const Tables<T>& tables, double log2_added, Scratch<T>& scratch,
                        T* norms) const {
         const int64_t padded = s.padded, columns = s.columns;
         const T *power = powers.p, *scale_rest = powers.scale_rest;
         const T *plus = tables.for_queries, *minus = plus + padded, *same = tables.same, *opposite = tables.opposite;
-        T *weight = room.weight, *others = room.other;
-        typename Lanes<T>::Int* sign_step = room.sign_step;
-        T *whole = room.whole, *rest = room.rest, *tops = room.tops, *other_tops = room.other_tops;
+        T *weight = scratch.weight, *others = scratch.other;
+        typename Lanes<T>::Int* sign_step = scratch.sign_step;
+        T *whole = scratch.whole, *rest = scratch.rest, *tops = scratch.tops, *other_tops = scratch.other_tops;
         for (int64_t t = 0; t < count; t++) {
             V<T> top = splat<T>(T(LOWEST)), other_top = top;
             for (int64_t d = 0; d < padded; d += lanes<T>) {
@@ -528,7 +530,7 @@ template <class T> struct Head {
             if (!BALANCED)
                 store<T>(other_tops + t * lanes<T>, nearest_whole<T>(splat<T>(largest<T>(load(other_tops + t * lanes<T>)))));
         }
-        T *norm_parts = room.toward, *other_parts = room.away;
+        T *norm_parts = scratch.toward, *other_parts = scratch.away;
         for (int64_t t = 0; t < count; t++) {
             const V<T> shift = load(tops + t * lanes<T>), other_shift = BALANCED ? shift : load(other_tops + t * lanes<T>);
             V<T> norm = {}, other_norm = {};
@@ -557,87 +559,87 @@ template <class T> struct Head {
             norms[2 * t + 1] = sum<T>(load(other_parts + t * padded)) + shifted_eps(log2_added, other_shift);
         }
     }
-    void weigh_any_queries(const T* x, int64_t step, int64_t count, const Tables<T>& tables, double log2_added, Room<T>& room,
+    void weigh_any_queries(const T* x, int64_t step, int64_t count, const Tables<T>& tables, double log2_added, Scratch<T>& scratch,
                            T* norms) const {
-        if (!problem.shifted) weigh_queries<true, false>(x, step, count, tables, log2_added, room, norms);
-        else if (tables.balanced) weigh_queries<true, true>(x, step, count, tables, log2_added, room, norms);
-        else weigh_queries<false, true>(x, step, count, tables, log2_added, room, norms);
+        if (!problem.shifted) weigh_queries<true, false>(x, step, count, tables, log2_added, scratch, norms);
+        else if (tables.balanced) weigh_queries<true, true>(x, step, count, tables, log2_added, scratch, norms);
+        else weigh_queries<false, true>(x, step, count, tables, log2_added, scratch, norms);
     }
 
     // The output and the denominators of a chunk of queries.
-    void attend(int64_t chunk, Room<T>& room, const Tables<T>& tables, double log2_added) const {
+    void attend(int64_t chunk, Scratch<T>& scratch, const Tables<T>& tables, double log2_added) const {
         const int64_t end = last(s.queries, chunk);
         for (int64_t first = chunk * s.chunk(s.queries); first < end; first += s.block) {
             const Span span{first, std::min(s.block, end - first), nullptr};
             int64_t step;
-            const T* x = rows_of(problem.q, s, batch, head, span, room.x, step);
+            const T* x = rows_of(problem.q, s, batch, head, span, scratch.x, step);
             T* norms = static_cast<T*>(problem.norms) + ((batch * s.heads + head) * s.queries + first) * 2;
-            weigh_any_queries(x, step, span.count, tables, log2_added, room, norms);
-            for (int64_t i = 0; i < 2 * span.count; i++) room.factor[i] = norms[i] == 0 ? T(0) : T(1) / norms[i];
-            Rows<T> rows{tables.rows, s.columns, s.padded, s.same, room.factor, room.result, s.columns};
+            weigh_any_queries(x, step, span.count, tables, log2_added, scratch, norms);
+            for (int64_t i = 0; i < 2 * span.count; i++) scratch.factor[i] = norms[i] == 0 ? T(0) : T(1) / norms[i];
+            Rows<T> rows{tables.rows, s.columns, s.padded, s.same, scratch.factor, scratch.result, s.columns};
             if (s.direct) {
                 rows.result = static_cast<T*>(problem.out.data) + offset(problem.out, batch, head, first);
                 rows.result_step = problem.out.token;
             }
             const bool one = tables.balanced;
-            apply(rows, 0, one ? s.columns : s.same, span.count, room.weight, room.sign_step);
-            if (!one) apply(rows, s.same, s.columns, span.count, room.other, room.sign_step);
-            if (!s.direct) store_streams(room.result, problem.out, s, batch, head, span);
+            apply(rows, 0, one ? s.columns : s.same, span.count, scratch.weight, scratch.sign_step);
+            if (!one) apply(rows, s.same, s.columns, span.count, scratch.other, scratch.sign_step);
+            if (!s.direct) store_streams(scratch.result, problem.out, s, batch, head, span);
         }
     }
 
-    // The gradients of a chunk of queries: of q, and, added up, of the turned state, of its totals, of power and scale.
-    // room.slope (2, 2, padded): of the totals of the query's sign and of the other, by the query's sign.
-    void attend_backward(int64_t chunk, Room<T>& room, const Tables<T>& tables, Memory<T>& gradient) const {
+    // The gradients of a chunk of queries: of q, and the sums of those of the swapped state, its totals, power and scale.
+    // scratch.slope (2, 2, padded): gradients of the totals of the query's sign and of the other one, by the query's sign.
+    void attend_backward(int64_t chunk, Scratch<T>& scratch, const Tables<T>& tables, Memory<T>& gradient) const {
         const int64_t end = last(s.queries, chunk);
         gradient.clear(s);
-        room.part.clear(s);
-        std::fill_n(room.slope, 4 * s.padded, T(0));
-        std::fill_n(room.sums, 2 * s.padded, 0.0);
+        scratch.part.clear(s);
+        std::fill_n(scratch.slope, 4 * s.padded, T(0));
+        std::fill_n(scratch.sums, 2 * s.padded, 0.0);
         int64_t summed = 0;
         for (int64_t first = chunk * s.chunk(s.queries); first < end; first += s.block) {
             const Span span{first, std::min(s.block, end - first), nullptr};
             int64_t step, grad_step;
-            const T* x = rows_of(problem.q, s, batch, head, span, room.x, step);
-            const T* grad = streams_of(problem.grad, s, batch, head, span, room.values, grad_step);
-            weigh_any_queries(x, step, span.count, tables, 0.0, room, nullptr);
-            project(tables.transposed, s.padded, int64_t(0), s.same, grad, grad_step, x, step, span.count, room.toward);
-            project(tables.transposed, s.padded, s.same, s.columns, grad, grad_step, x, step, span.count, room.away);
+            const T* x = rows_of(problem.q, s, batch, head, span, scratch.x, step);
+            const T* grad = streams_of(problem.grad, s, batch, head, span, scratch.values, grad_step);
+            weigh_any_queries(x, step, span.count, tables, 0.0, scratch, nullptr);
+            project(tables.transposed, s.padded, int64_t(0), s.same, grad, grad_step, x, step, span.count, scratch.toward);
+            project(tables.transposed, s.padded, s.same, s.columns, grad, grad_step, x, step, span.count, scratch.away);
             const T* norms = static_cast<const T*>(problem.norms) + ((batch * s.heads + head) * s.queries + first) * 2;
-            query_gradients(x, step, span.count, norms, tables, room);
-            store_rows(room.toward, problem.grad_q, s, batch, head, span);
-            accumulate(room.features, 2 * s.padded, grad, grad_step, span.count, room.part.state, s.same, s.columns);
-            accumulate(room.other_features, 2 * s.padded, grad + s.same, grad_step, span.count, room.part.state + s.same,
+            query_gradients(x, step, span.count, norms, tables, scratch);
+            store_rows(scratch.toward, problem.grad_q, s, batch, head, span);
+            accumulate(scratch.features, 2 * s.padded, grad, grad_step, span.count, scratch.part.state, s.same, s.columns);
+            accumulate(scratch.other_features, 2 * s.padded, grad + s.same, grad_step, span.count, scratch.part.state + s.same,
                        s.columns - s.same, s.columns);
             if ((summed += span.count) >= RUN || first + span.count == end) {
-                move_slopes(room);
-                gradient.move_from(room.part, s);
+                move_slopes(scratch);
+                gradient.move_from(scratch.part, s);
                 summed = 0;
             }
         }
     }
-    void move_slopes(Room<T>& room) const {
+    void move_slopes(Scratch<T>& scratch) const {
         for (int64_t d = 0; d < s.padded; d++) {
-            room.part.total[d] = room.slope[d] + room.slope[3 * s.padded + d];
-            room.part.total[s.padded + d] = room.slope[s.padded + d] + room.slope[2 * s.padded + d];
+            scratch.part.total[d] = scratch.slope[d] + scratch.slope[3 * s.padded + d];
+            scratch.part.total[s.padded + d] = scratch.slope[s.padded + d] + scratch.slope[2 * s.padded + d];
         }
-        std::fill_n(room.slope, 4 * s.padded, T(0));
+        std::fill_n(scratch.slope, 4 * s.padded, T(0));
     }
 
     // In: weights, and products of the gradients with the state in toward and away. Out: the gradient of q in toward.
-    void query_gradients(const T* x, int64_t step, int64_t count, const T* norms, const Tables<T>& tables, Room<T>& room) const {
+    void query_gradients(const T* x, int64_t step, int64_t count, const T* norms, const Tables<T>& tables, Scratch<T>& scratch) const {
         const int64_t padded = s.padded;
         const T *power = powers.p, *two_log_scale = powers.two_log_scale, *log_peak = tables.log_peak;
-        const T *totals = tables.same, *other_totals = tables.opposite, *weight = room.weight;
-        const T *whole = room.whole, *rest = room.rest;
-        T *features = room.features, *other_features = room.other_features, *slope_sums = room.slope;
-        const T* others = tables.balanced ? room.weight : room.other;
+        const T *totals = tables.same, *other_totals = tables.opposite, *weight = scratch.weight;
+        const T *whole = scratch.whole, *rest = scratch.rest;
+        T *features = scratch.features, *other_features = scratch.other_features, *slope_sums = scratch.slope;
+        const T* others = tables.balanced ? scratch.weight : scratch.other;
         T* power_sum = slope_sums + 4 * padded;
         std::fill_n(power_sum, 2 * padded, T(0));
         for (int64_t t = 0; t < count; t++) {
             const T inverse = norms[2 * t] == 0 ? T(0) : T(1) / norms[2 * t];
             const T other_inverse = norms[2 * t + 1] == 0 ? T(0) : T(1) / norms[2 * t + 1];
-            T *toward = room.toward + t * padded, *away = room.away + t * padded;
+            T *toward = scratch.toward + t * padded, *away = scratch.away + t * padded;
             V<T> total = {}, other_total = {};
             for (int64_t d = 0; d < padded; d += lanes<T>) {
                 const V<T> w = load(weight + t * padded + d) * inverse, o = load(others + t * padded + d) * other_inverse;
@@ -673,40 +675,40 @@ template <class T> struct Head {
                 store<T>(slopes + 3 * padded, load(slopes + 3 * padded) + where<T>(negative, o * other_slope));
             }
         }
-        for (int64_t d = 0; d < 2 * padded; d++) room.sums[d] += double(power_sum[d]);
+        for (int64_t d = 0; d < 2 * padded; d++) scratch.sums[d] += double(power_sum[d]);
     }
 
-    // The gradients of k and v of a chunk, and of power, added up in room.sums (padded,).
+    // The gradients of k and v of a chunk, and the sum of that of power in scratch.sums (padded,).
     // tables: of the keys; gradients: rows and totals ("same") of the gradient of the state.
-    void keys_backward(int64_t chunk, Room<T>& room, const Tables<T>& tables, const Tables<T>& gradients) const {
-        std::fill_n(room.sums, 2 * s.padded, 0.0);
+    void keys_backward(int64_t chunk, Scratch<T>& scratch, const Tables<T>& tables, const Tables<T>& gradients) const {
+        std::fill_n(scratch.sums, 2 * s.padded, 0.0);
         if (mask()) {
             for (int64_t t = chunk * s.chunk(s.keys); t < last(s.keys, chunk); t++)
                 if (!mask()[t]) {
-                    store_zeros(problem.grad_k, s, batch, head, t, room.x);
-                    store_zeros(problem.grad_v, s, batch, head, t, room.x);
+                    store_zeros(problem.grad_k, s, batch, head, t, scratch.x);
+                    store_zeros(problem.grad_v, s, batch, head, t, scratch.x);
                 }
         }
-        for_key_blocks(chunk, room, [&](Span span) {
+        for_key_blocks(chunk, scratch, [&](Span span) {
             int64_t step, value_step;
-            const T* x = rows_of(problem.k, s, batch, head, span, room.x, step);
-            const T* values = streams_of(problem.v, s, batch, head, span, room.values, value_step);
-            weigh_keys<true>(x, step, span.count, tables, room, nullptr);
-            project(gradients.transposed, s.padded, int64_t(0), s.columns, values, value_step, x, step, span.count, room.toward);
-            const Rows<T> rows{gradients.rows, s.columns, s.padded, 0, nullptr, room.result, s.columns};
-            apply(rows, 0, s.columns, span.count, room.weight, room.sign_step);
-            store_streams(room.result, problem.grad_v, s, batch, head, span);
-            key_gradients(x, step, span.count, tables, gradients, room);
-            store_rows(room.toward, problem.grad_k, s, batch, head, span);
+            const T* x = rows_of(problem.k, s, batch, head, span, scratch.x, step);
+            const T* values = streams_of(problem.v, s, batch, head, span, scratch.values, value_step);
+            weigh_keys<true>(x, step, span.count, tables, scratch, nullptr);
+            project(gradients.transposed, s.padded, int64_t(0), s.columns, values, value_step, x, step, span.count, scratch.toward);
+            const Rows<T> rows{gradients.rows, s.columns, s.padded, 0, nullptr, scratch.result, s.columns};
+            apply(rows, 0, s.columns, span.count, scratch.weight, scratch.sign_step);
+            store_streams(scratch.result, problem.grad_v, s, batch, head, span);
+            key_gradients(x, step, span.count, tables, gradients, scratch);
+            store_rows(scratch.toward, problem.grad_k, s, batch, head, span);
         });
     }
 
-    void key_gradients(const T* x, int64_t step, int64_t count, const Tables<T>& tables, const Tables<T>& gradients, Room<T>& room) const {
+    void key_gradients(const T* x, int64_t step, int64_t count, const Tables<T>& tables, const Tables<T>& gradients, Scratch<T>& scratch) const {
         const int64_t padded = s.padded;
         const T *power = powers.p, *log_peak = tables.log_peak, *totals = gradients.same;
-        const T *weight = room.weight, *whole = room.whole, *rest = room.rest;
-        T* products = room.toward;
-        T* power_sum = room.away;
+        const T *weight = scratch.weight, *whole = scratch.whole, *rest = scratch.rest;
+        T* products = scratch.toward;
+        T* power_sum = scratch.away;
         std::fill_n(power_sum, padded, T(0));
         for (int64_t t = 0; t < count; t++)
             for (int64_t d = 0; d < padded; d += lanes<T>) {
@@ -720,15 +722,15 @@ template <class T> struct Head {
                 const V<T> log = load(whole + t * padded + d) + load(rest + t * padded + d) - peak;
                 store<T>(power_sum + d, load(power_sum + d) + except<T>(equal<T>(k, T(0)), g * log));
             }
-        for (int64_t d = 0; d < padded; d++) room.sums[d] += double(power_sum[d]);
+        for (int64_t d = 0; d < padded; d++) scratch.sums[d] += double(power_sum[d]);
     }
 };
 
 // ---- all heads, by all threads ----
 
-// One call: phases over (head, chunk) pairs, in one parallel region. Where there are many heads a thread takes a whole head
-// through all phases, so that its keys stay in its cache; where there are few, all threads share every phase. The same sums
-// are added in the same order either way.
+// One call: phases over (head, chunk) pairs, in one parallel region. With many heads, a thread takes a whole head through all
+// phases, so that its keys stay in its cache; with few, all threads share every phase. The same sums are added in the same order
+// either way.
 template <class T> class Call {
   public:
     Call(const Problem& problem, bool is_backward)
@@ -752,7 +754,7 @@ template <class T> class Call {
         {
             std::optional<Arena> own;
             try {
-                own.emplace(Arena::KEPT, Powers<T>::bytes(s) + Room<T>::bytes(s, longest_chunk()), problem.poison);
+                own.emplace(Arena::KEPT, Powers<T>::bytes(s) + Scratch<T>::bytes(s, longest_chunk()), problem.poison);
             } catch (const std::bad_alloc&) {
 #pragma omp atomic write
                 failed = true;
@@ -760,9 +762,9 @@ template <class T> class Call {
 #pragma omp barrier
             if (!failed) {
                 Powers<T> powers(*own, s);
-                Room<T> room(*own, s, longest_chunk());
-                if (by_head) whole_heads(powers, room);
-                else shared_phases(powers, room);
+                Scratch<T> scratch(*own, s, longest_chunk());
+                if (by_head) whole_heads(powers, scratch);
+                else shared_phases(powers, scratch);
             }
         }
         if (failed) throw std::bad_alloc();
@@ -815,7 +817,7 @@ template <class T> class Call {
     double log2_added(const Head<T>& head) const { return problem.eps > 0 ? std::log2(problem.eps * double(head.num_keys())) : 0.0; }
     T* peaks_of(int64_t slot, int64_t chunk) const { return peaks + (slot * key_chunks + chunk) * 2 * s.padded; }
 
-    // The chunks' peaks as one, and what follows from it.
+    // Combine the chunks' peaks, and derive the tables that depend on them.
     void join_peaks(const Head<T>& head, int64_t slot) const {
         T* peak = memory[slot].peak;
         std::fill_n(peak, 2 * s.padded, T(0));
@@ -836,76 +838,76 @@ template <class T> class Call {
         gradients[slot].set_totals(memory[slot].total, s);
         gradients[slot].transpose(s);
     }
-    void keep_sums(const Room<T>& room, double* sums, int64_t index) const {
-        std::copy_n(room.sums, 2 * s.padded, sums + index * 2 * s.padded);
+    void keep_sums(const Scratch<T>& scratch, double* sums, int64_t index) const {
+        std::copy_n(scratch.sums, 2 * s.padded, sums + index * 2 * s.padded);
     }
 
-    void whole_heads(Powers<T>& powers, Room<T>& room) const {
+    void whole_heads(Powers<T>& powers, Scratch<T>& scratch) const {
 #pragma omp for schedule(dynamic, 1)
         for (int64_t index = 0; index < num_heads; index++) {
             const Head<T> head = head_of(index, powers);
             const int64_t slot = thread_number();
-            for (int64_t c = 0; problem.shifted && c < key_chunks; c++) head.find_peaks(c, room, peaks_of(slot, c));
+            for (int64_t c = 0; problem.shifted && c < key_chunks; c++) head.find_peaks(c, scratch, peaks_of(slot, c));
             join_peaks(head, slot);
             memory[slot].clear(s);
             for (int64_t c = 0; c < key_chunks; c++) {
-                head.summarise(c, room, tables[slot], partial[slot]);
+                head.summarise(c, scratch, tables[slot], partial[slot]);
                 memory[slot].add(partial[slot], s);
             }
             finish_tables(slot);
             if (!is_backward) {
                 const double added = log2_added(head);
-                for (int64_t c = 0; c < query_chunks; c++) head.attend(c, room, tables[slot], added);
+                for (int64_t c = 0; c < query_chunks; c++) head.attend(c, scratch, tables[slot], added);
                 continue;
             }
             memory[slot].clear(s);
             for (int64_t c = 0; c < query_chunks; c++) {
-                head.attend_backward(c, room, tables[slot], partial[slot]);
-                keep_sums(room, query_sums, index * query_chunks + c);
+                head.attend_backward(c, scratch, tables[slot], partial[slot]);
+                keep_sums(scratch, query_sums, index * query_chunks + c);
                 memory[slot].add(partial[slot], s);
             }
             finish_gradients(slot);
             for (int64_t c = 0; c < key_chunks; c++) {
-                head.keys_backward(c, room, tables[slot], gradients[slot]);
-                keep_sums(room, key_sums, index * key_chunks + c);
+                head.keys_backward(c, scratch, tables[slot], gradients[slot]);
+                keep_sums(scratch, key_sums, index * key_chunks + c);
             }
         }
     }
 
-    void shared_phases(Powers<T>& powers, Room<T>& room) const {
+    void shared_phases(Powers<T>& powers, Scratch<T>& scratch) const {
         if (problem.shifted) {
 #pragma omp for schedule(dynamic, 1)
             for (int64_t i = 0; i < num_heads * key_chunks; i++)
-                head_of(i / key_chunks, powers).find_peaks(i % key_chunks, room, peaks + i * 2 * s.padded);
+                head_of(i / key_chunks, powers).find_peaks(i % key_chunks, scratch, peaks + i * 2 * s.padded);
         }
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < num_heads; i++) join_peaks(head_of(i, powers), i);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < num_heads * key_chunks; i++) {
             const int64_t index = i / key_chunks, chunk = i % key_chunks;
-            head_of(index, powers).summarise(chunk, room, tables[index], partial[index * partials + chunk]);
+            head_of(index, powers).summarise(chunk, scratch, tables[index], partial[index * partials + chunk]);
         }
         join_partials(key_chunks, false);
         if (!is_backward) {
 #pragma omp for schedule(dynamic, 1)
             for (int64_t i = 0; i < num_heads * query_chunks; i++) {
                 const Head<T> head = head_of(i / query_chunks, powers);
-                head.attend(i % query_chunks, room, tables[i / query_chunks], log2_added(head));
+                head.attend(i % query_chunks, scratch, tables[i / query_chunks], log2_added(head));
             }
             return;
         }
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < num_heads * query_chunks; i++) {
             const int64_t index = i / query_chunks, chunk = i % query_chunks;
-            head_of(index, powers).attend_backward(chunk, room, tables[index], partial[index * partials + chunk]);
-            keep_sums(room, query_sums, i);
+            head_of(index, powers).attend_backward(chunk, scratch, tables[index], partial[index * partials + chunk]);
+            keep_sums(scratch, query_sums, i);
         }
         join_partials(query_chunks, true);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < num_heads * key_chunks; i++) {
             const int64_t index = i / key_chunks;
-            head_of(index, powers).keys_backward(i % key_chunks, room, tables[index], gradients[index]);
-            keep_sums(room, key_sums, i);
+            head_of(index, powers).keys_backward(i % key_chunks, scratch, tables[index], gradients[index]);
+            keep_sums(scratch, key_sums, i);
         }
     }
     void join_partials(int64_t chunks, bool are_gradients) const {
@@ -918,7 +920,7 @@ template <class T> class Call {
         }
     }
 
-    // The gradients of power and of log(scale): over samples and chunks, in order.
+    // The gradients of power and of log(scale): sums over samples and chunks, in order.
     void add_sums() const {
         constexpr double ln2 = 0.6931471805599453094;
         for (int64_t head = 0; head < s.heads; head++)
@@ -952,28 +954,6 @@ int run(const Problem* problem, bool is_backward) {
 }  // namespace
 
 extern "C" {
-
 int polarity_attention(const Problem* problem) { return run(problem, false); }
 int polarity_attention_backward(const Problem* problem) { return run(problem, true); }
-
-// How wide the vectors are that this was compiled for.
-int vector_bytes() { return VECTOR_BYTES; }
-
-// Whether the compiler knew OpenMP.
-int has_threads() {
-#if defined(_OPENMP)
-    return 1;
-#else
-    return 0;
-#endif
-}
-
-// Whether it knew 16-bit floating-point numbers of the IEEE kind.
-int has_float16() {
-#if defined(__FLT16_MAX__)
-    return 1;
-#else
-    return 0;
-#endif
-}
 }

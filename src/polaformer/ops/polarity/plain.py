@@ -1,15 +1,15 @@
 """Polarity-aware attention in plain PyTorch, linear in the number of tokens and safe at every magnitude.
 
-The features of Eq. 9 leave the floating-point range quickly (|x|^p with p up to 1 + α), so they are never formed as they
-stand. Two shifts that cancel between numerator and denominator keep them in [0, 1]:
+The features of Eq. 9 leave the floating-point range quickly (|x|^p with p up to 1 + α), so they are never formed directly.
+Two shifts that cancel between numerator and denominator keep them in [0, 1]:
 
     keys      2^(p·(log2|k| − log2 peak)),  peak the largest |k| of the same channel and sign → a column's largest entry is 1
     queries   2^(p·(log2|q| + log2 peak) − shift),  shift the query's largest exponent        → a row's largest entry is 1
 
-so that the denominator of a query that meets any key is at least 1. The opposite-sign stream is the same-sign stream of −q.
+Hence the denominator of a query that meets any key is at least 1. The opposite-sign stream is the same-sign stream of −q.
 
-Tokens are taken in blocks: what a block needs beside the inputs and the result stays in cache and is used again, and does not
-grow with the number of tokens.
+The backend (`forward`, `backward`) processes tokens in blocks: the temporaries of a block stay in cache, are reused, and do not
+grow with the number of tokens. `attention` is the same mathematics for autograd and for exported programs.
 
 Signs are applied by arithmetic, with 0/1 indicators, rather than with `torch.where`: on a CPU that is many times faster, and
 NaN in the input stays visible as NaN in the output.
@@ -24,18 +24,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polaformer.ops.memory_layout import match_layout
+from polaformer.ops.polarity.inputs import Gradients, Inputs
 from polaformer.ops.precision import computing_dtype, without_autocast
 
-# Stands for the logarithm of zero: so far below the logarithm of any product of two floats that an absent channel never sets
+# Represents the logarithm of zero: so far below the logarithm of any product of two floats that an absent channel never sets
 # the shift, and finite, so that 0 · FLOOR is 0.
 FLOOR = -1.0e6
 LN2 = log(2.0)
-# Of one input on a CPU. Much larger temporaries are handed back to the system and faulted in again on every call; much smaller
-# ones cost more calls than they save.
+# Size of a block of one input on a CPU. Much larger temporaries are returned to the system and faulted in again on every call;
+# much smaller ones cost more calls than they save.
 BLOCK_BYTES = 5 << 18
-# Until it has once seen a large block freed, the C library on Linux hands the memory of temporaries back to the system after
-# every call and faults it in again in the next: twice to three times the time at a thousand tokens. Nothing touches this one.
-torch.empty(31 << 20, dtype=torch.uint8, device="cpu")
 
 
 class Signed(NamedTuple):
@@ -75,7 +74,7 @@ class Memory(NamedTuple):
     state: Tensor  # (B, H, 2D, D): Σ features ⊗ v
     total: Tensor  # (B, H, 2D, 1): Σ features
     log_added: Tensor | None  # (B or 1, 1, 1, 1): log2 of the number of keys times eps; None without eps
-    log_scale: Tensor | None = None  # (H, 1, D): log2 of what queries and keys together are divided by; None for 1
+    log_scale: Tensor | None = None  # (H, 1, D): log2 of the divisor of a query-key product; None for 1
 
     def split(self, half: int) -> tuple["Memory", "Memory"]:
         """The memories of the same-sign and of the opposite-sign stream."""
@@ -83,7 +82,7 @@ class Memory(NamedTuple):
 
 
 class StreamGradients(NamedTuple):
-    """What one stream sends back from some queries."""
+    """The gradients that one stream passes back from some queries."""
 
     exponent: Tensor  # (B, H, T, D): of p·log|q|
     power: Tensor  # (H, 1, D): through these queries
@@ -91,23 +90,42 @@ class StreamGradients(NamedTuple):
     total: Tensor  # (B, H, 2D, 1)
 
 
+def describe() -> str:
+    """What this backend is."""
+    return "plain PyTorch, everywhere"
+
+
+def unavailable_reason() -> str | None:
+    """None: it works on every machine."""
+    return None
+
+
+def unsupported_reason(device: str, dtype: torch.dtype, width: int) -> str | None:
+    """None: it computes on all tensors."""
+    return None
+
+
+def forward(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """The output (B, H, N, D) and its denominators (B, H, N, 2), in blocks, laid out as all backends lay them out."""
+    out, norms = attention(inputs, block_size(inputs.q))
+    return match_layout(out, inputs.q), norms.contiguous()
+
+
+def backward(grad: Tensor, norms: Tensor, inputs: Inputs) -> Gradients:
+    """The gradients of q, k, v, power and scale, in blocks, laid out as all backends lay them out."""
+    *tokens, grad_power, grad_scale = attention_backward(grad, norms, inputs, block_size(inputs.q))
+    grad_q, grad_k, grad_v = (match_layout(g, x) for g, x in zip(tokens, inputs[:3], strict=True))
+    return grad_q, grad_k, grad_v, grad_power.contiguous(), None if grad_scale is None else grad_scale.contiguous()
+
+
 @without_autocast
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    power: Tensor,
-    mask: Tensor | None,
-    eps: float,
-    block: int | None = None,
-    scale: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def attention(inputs: Inputs, block: int | None = None) -> tuple[Tensor, Tensor]:
     """Eq. 6 before the gate, and the denominators of its two streams.
 
-    q (B, H, N, D), k and v (B, H, M, D), power (H, D), mask (B, M) or None; block: tokens taken at a time, all unless given;
-    scale (H, D) or None: what q and k are divided by.
+    block: number of tokens to process at a time, all of them by default.
     Returns (B, H, N, D) in v's dtype and (B, H, N, 2) in the computing dtype. Autograd can differentiate it, also twice.
     """
+    q, k, v, power, scale, mask, eps = inputs
     k, v, power, half = hide(k, mask), hide(v, mask), widen(power, q)[:, None], (v.shape[-1] + 1) // 2
     memory = summarise(k, v, power, num_keys(k, mask), eps, block)._replace(log_scale=log_scales(scale, q))
     same, opposite = memory.split(half)
@@ -121,22 +139,13 @@ def forward(
 
 
 @without_autocast
-def backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    power: Tensor,
-    norms: Tensor,
-    mask: Tensor | None,
-    block: int | None = None,
-    scale: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """The gradients of q, k, v, power and scale in closed form; features are computed again rather than kept.
+def attention_backward(grad: Tensor, norms: Tensor, inputs: Inputs, block: int | None = None) -> Gradients:
+    """The gradients of q, k, v, power and scale in closed form; features are recomputed rather than kept.
 
-    grad (B, H, N, D), norms (B, H, N, 2) as `forward` returned them, eps included. The shifts count as constants: the result
-    does not depend on them.
+    grad (B, H, N, D), norms (B, H, N, 2) as `attention` returned them, eps included. The shifts are treated as constants: the
+    result does not depend on them.
     """
+    q, k, v, power, scale, mask, _ = inputs
     k, v, p, half = hide(k, mask), hide(v, mask), widen(power, q)[:, None], (v.shape[-1] + 1) // 2
     memory = summarise(k, v, p, num_keys(k, mask), 0.0, block)._replace(log_scale=log_scales(scale, q))
     grad_q, grad_power, grad_memory, exponents = _queries_backward(grad, q, p, norms, memory.split(half), block)
@@ -149,7 +158,7 @@ def backward(
         grads_k.append(_divided(exponent * p, k_part).to(k.dtype))
         grads_v.append((keys.features @ grad_memory.state).to(v.dtype))
         grad_power = grad_power + LN2 * sum_to_power(exponent * keys.log_ratio)
-    # Queries and keys are divided alike, so that what reaches the queries' exponents counts twice.
+    # The scale divides queries and keys alike, so the gradient of the queries' exponents counts twice.
     grad_scale = None if scale is None else (-2 * exponents * p)[:, 0].to(scale.dtype) / scale
     return grad_q, torch.cat(grads_k, dim=-2), torch.cat(grads_v, dim=-2), grad_power[:, 0].to(power.dtype), grad_scale
 
@@ -157,7 +166,7 @@ def backward(
 def _queries_backward(
     grad: Tensor, q: Tensor, power: Tensor, norms: Tensor, memories: tuple[Memory, Memory], block: int | None
 ) -> tuple[Tensor, Tensor, Memory, Tensor]:
-    """The gradients of q, of power through q, of the memory's state and total, and of p·log|q| added up (H, 1, D)."""
+    """The gradients of q, of power through q, of the memory's state and total, and the sum of that of p·log|q| (H, 1, D)."""
     half, grads_q = memories[0].state.shape[-1], []
     grad_power, grad_total, exponents = torch.zeros_like(power), torch.zeros_like(memories[0].total), torch.zeros_like(power)
     grad_states = [torch.zeros_like(memory.state) for memory in memories]
@@ -177,14 +186,14 @@ def _queries_backward(
 
 
 def block_size(q: Tensor) -> int | None:
-    """How many tokens to take at a time; all of them except on a CPU."""
+    """The number of tokens to process at a time; None for all of them, except on a CPU."""
     if q.device.type != "cpu":
         return None
     return max(1, BLOCK_BYTES // max(1, q.shape[0] * q.shape[1] * q.shape[3] * computing_dtype(q).itemsize))
 
 
 def blocks(num_tokens: int, size: int | None) -> list[slice]:
-    """The tokens in blocks; one block, also if it is empty, unless there are more tokens than fit."""
+    """The tokens in blocks; a single one, possibly empty, unless there are more tokens than `size`."""
     if size is None or num_tokens <= size:
         return [slice(None)]
     return [slice(start, start + size) for start in range(0, num_tokens, size)]
@@ -196,12 +205,12 @@ def widen(x: Tensor, like: Tensor | None = None) -> Tensor:
 
 
 def hide(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Keys or values (B, H, M, D) with those that do not exist zeroed."""
+    """Keys or values (B, H, M, D) with zeros at the masked positions."""
     return x if mask is None else x.masked_fill(~mask[:, None, :, None], 0.0)
 
 
 def num_keys(k: Tensor, mask: Tensor | None) -> Tensor:
-    """How many keys each sample has, (B or 1, 1, 1, 1) in the computing dtype."""
+    """The number of keys of each sample, (B or 1, 1, 1, 1) in the computing dtype."""
     if mask is None:
         return torch.full((1, 1, 1, 1), k.shape[-2], dtype=computing_dtype(k), device=k.device)
     return mask.sum(dim=-1).to(computing_dtype(k))[:, None, None, None]
@@ -216,7 +225,7 @@ def signed(x: Tensor) -> Signed:
 
 
 def summarise(k: Tensor, v: Tensor, power: Tensor, count: Tensor, eps: float, block: int | None = None) -> Memory:
-    """All keys and values (B, H, M, D), of which `count` exist, as what queries need of them."""
+    """What queries need of all keys and values (B, H, M, D), of which `count` exist."""
     log_peak = signed(widen(peaks(k))).log2
     states, totals = [], []
     for part in blocks(k.shape[-2], block):
@@ -227,7 +236,7 @@ def summarise(k: Tensor, v: Tensor, power: Tensor, count: Tensor, eps: float, bl
 
 
 def log_scales(scale: Tensor | None, like: Tensor) -> Tensor | None:
-    """log2 of scale², (H, 1, D) in the computing dtype: what queries and keys together are divided by."""
+    """log2 of scale², (H, 1, D) in the computing dtype: the divisor of a query-key product."""
     return None if scale is None else 2 * widen(scale, like).log2()[:, None]
 
 
@@ -248,13 +257,13 @@ def key_features(k: Tensor, log_peak: Tensor, power: Tensor) -> Keys:
 
 
 def log_products(queries: Signed, memory: Memory) -> Tensor:
-    """log2(|q| · peak), peak that of the keys with the queries' sign, both divided by the scale, (B, H, T, D)."""
+    """log2(|q| · peak), peak that of the keys with the query's sign, both divided by the scale, (B, H, T, D)."""
     product = queries.log2 + queries.gather(memory.log_peak)
     return product if memory.log_scale is None else product - memory.log_scale
 
 
 def query_weight(log_product: Tensor, power: Tensor) -> tuple[Tensor, Tensor]:
-    """The queries' features before the split by sign, (B, H, T, D), and the exponent each was shifted by, (B, H, T, 1)."""
+    """The queries' features before the split by sign, (B, H, T, D), and the shift of each query's exponents, (B, H, T, 1)."""
     exponent = power * log_product
     shift = exponent.detach().amax(dim=-1, keepdim=True)
     return (exponent - shift).exp2(), shift
@@ -279,7 +288,7 @@ def attend_backward(grad: Tensor, norm: Tensor, queries: Signed, memory: Memory,
     weight = query_weight(log_product, power)[0] * reciprocal(norm)
     features = queries.spread(weight)  # (B, H, T, 2D), rows divided by their denominators
     numerator = weight * queries.gather(grad @ memory.state.mT)  # (B, H, T, D)
-    # What reaches the denominator is −⟨grad, out⟩. Summed from the numerator's own terms, not from a rounded output, it
+    # The gradient of the denominator is −⟨grad, out⟩. Summed from the numerator's own terms, not from a rounded output, it
     # cancels them as it should where attention is sharp.
     slope = -numerator.sum(dim=-1, keepdim=True)
     exponent = numerator + slope * (weight * queries.gather(memory.total.mT))
@@ -293,7 +302,7 @@ def shifted_eps(memory: Memory, shift: Tensor) -> Tensor | float:
 
 
 def reciprocal(norm: Tensor) -> Tensor:
-    """1 / norm, and 0 where there was nothing to divide by."""
+    """1 / norm, and 0 where norm is 0."""
     empty = norm == 0
     return torch.where(empty, 0.0, 1 / torch.where(empty, 1.0, norm))
 
@@ -306,6 +315,6 @@ def sum_to_power(x: Tensor) -> Tensor:
 def _divided(values: Tensor, x: Tensor) -> Tensor:
     """values / x, and 0 where x is 0 or subnormal.
 
-    Terms that cancel leave a rounding error in values; divided by a subnormal x it would be as large as any number.
+    Terms that cancel leave a rounding error in values; divided by a subnormal x it would become arbitrarily large.
     """
     return values / x.masked_fill(x.abs() < torch.finfo(x.dtype).tiny, inf)

@@ -1,9 +1,9 @@
-"""Polarity-aware attention, slow and obvious: the truth that every fast path is tested against.
+"""Polarity-aware attention, slow and obvious: the reference that every fast path is tested against.
 
-Three things live here. `polarity_maps` and `polarity_attention` write the paper's Eq. 3-6 and 9 as explicit N×M maps in
+It has three parts. `polarity_maps` and `polarity_attention` write the paper's Eq. 3-6 and 9 as explicit N×M maps in
 float64, pair by pair, in the log domain, so that no magnitude is too large or too small. `subtractive_map` is Eq. 5, which
 the paper rejects. `published_polarity_attention` is the formulation of the authors' code in the input's own dtype, kept as
-the yardstick for benchmarks; it overflows and underflows where theirs does.
+the baseline of benchmarks; it overflows and underflows where theirs does.
 
 # B batch, H heads, N queries, M keys, D head width, E = ceil(D / 2): value channels of the same-sign stream
 """
@@ -20,9 +20,9 @@ def polarity_maps(
     """The two attention maps (same-signed, opposite-signed) of Eq. 6, each (B, H, N, M) in float64.
 
     q (B, H, N, D), k (B, H, M, D), power and scale (H, D) or (D,), mask (B, M) True where the key exists.
-    Rows sum to 1 when eps = 0 and the query meets any key mass in that stream; rows without any are zero. With eps > 0 a row
-    sums to s / (s + n·eps), s its unnormalised sum and n the number of keys, as in the authors' code.
-    Memory is B·H·N·M·D numbers: for tests and small pictures.
+    With eps = 0 a row sums to 1 if the query meets any key mass in that stream, else it is zero. With eps > 0 a row sums to
+    s / (s + n·eps), s its unnormalised sum and n the number of keys, as in the authors' code.
+    Takes memory for B·H·N·M·D numbers: for tests and small figures.
     """
     if scale is not None:
         scale = scale.double().expand(q.shape[1], -1)[:, None]  # (H, 1, D)
@@ -33,14 +33,7 @@ def polarity_maps(
 
 
 def polarity_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    power: Tensor,
-    *,
-    scale: Tensor | None = None,
-    mask: Tensor | None = None,
-    eps: float = 0.0,
+    q: Tensor, k: Tensor, v: Tensor, power: Tensor, *, scale: Tensor | None = None, mask: Tensor | None = None, eps: float = 0.0
 ) -> Tensor:
     """Eq. 6 before the gate, by its explicit maps: (B, H, N, D) in v's dtype, computed in float64."""
     same, opposite = polarity_maps(q, k, power, scale=scale, mask=mask, eps=eps)
@@ -52,10 +45,10 @@ def polarity_attention(
 
 
 def subtractive_map(q: Tensor, k: Tensor, power: Tensor, *, mask: Tensor | None = None, eps: float = 0.0) -> Tensor:
-    """Eq. 5 put into Eq. 2: (same − opposite) divided by its own row sum plus n·eps, (B, H, N, M) in float64.
+    """Eq. 5 inserted into Eq. 2: (same − opposite) divided by its own row sum plus n·eps, (B, H, N, M) in float64.
 
-    For study. Entries can be negative and the row sum can be arbitrarily close to zero, which is why the paper leaves it. A
-    row whose sum is exactly zero is zero here.
+    For study. Entries can be negative and the row sum arbitrarily close to zero, which is why the paper rejects it. A row
+    whose sum is exactly zero is zero here.
     """
     log_same, log_opposite = _log_weights(q, k, power, mask)
     if k.shape[-2] == 0:
@@ -67,7 +60,7 @@ def subtractive_map(q: Tensor, k: Tensor, power: Tensor, *, mask: Tensor | None 
 
 
 def published_polarity_attention(q: Tensor, k: Tensor, v: Tensor, power: Tensor, *, eps: float = 1e-6) -> Tensor:
-    """Steps 5 to 8 of the authors' layer as they compute them: four powers, concatenations, two products, eps.
+    """Steps 5 to 8 of the authors' layer as they compute them: four powers, concatenations, matrix products, eps.
 
     Shapes as in `polaformer.polarity_attention`; no mask; everything in the input's dtype.
     """
@@ -94,12 +87,12 @@ def _log_weights(q: Tensor, k: Tensor, power: Tensor, mask: Tensor | None) -> tu
     power = power.expand(q.shape[1], -1)[:, None, None, :]  # (H, 1, 1, D)
     signs = q.sign() * k.sign()  # (B, H, N, M, D)
     terms = power * (_safe_log(q) + _safe_log(k))
-    unknown = terms.isnan()  # belongs to both, and shows
+    unknown = terms.isnan()  # counts for both signs, so that it shows
     return _log_sum(terms, (signs > 0) | unknown), _log_sum(terms, (signs < 0) | unknown)
 
 
 def _safe_log(x: Tensor) -> Tensor:
-    """log|x|, and 0 at x = 0, where the sign already removes the term."""
+    """log|x|, and 0 at x = 0, where the sign removes the term anyway."""
     return torch.where(x == 0, 1.0, x.abs()).log()
 
 
@@ -111,7 +104,7 @@ def _log_sum(terms: Tensor, chosen: Tensor) -> Tensor:
 
 
 def _normalise(log_weights: Tensor, added: Tensor) -> Tensor:
-    """exp(log_weights) / (row sum + added), row by row; zero where there is nothing to divide by."""
+    """exp(log_weights) / (row sum + added), row by row; zero where that sum is."""
     if log_weights.shape[-1] == 0:
         return log_weights.exp()
     shift = _finite_or_zero(log_weights.detach().amax(dim=-1, keepdim=True))
@@ -126,7 +119,7 @@ def _divide(weights: Tensor, total: Tensor) -> Tensor:
 
 
 def _num_keys(k: Tensor, mask: Tensor | None) -> Tensor:
-    """How many keys each sample has, (B, 1, 1, 1) in float64."""
+    """The number of keys of each sample, (B or 1, 1, 1, 1) in float64."""
     if mask is None:
         return torch.full((1, 1, 1, 1), k.shape[-2], dtype=torch.float64, device=k.device)
     return mask.sum(dim=-1).double()[:, None, None, None]

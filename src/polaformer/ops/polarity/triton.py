@@ -1,19 +1,19 @@
 """Polarity-aware attention by Triton kernels, for CUDA and ROCm devices: launching and checks.
 
-The mathematics is that of `polaformer.ops.polarity.plain`; the kernels, and how they keep it safe at every magnitude, are in
+The mathematics is that of `polaformer.ops.polarity.plain`. The kernels, and how they keep it safe at every magnitude, are in
 `polaformer.ops.polarity.triton_kernels`, which is imported on first use, so that this module does not need triton.
 
-Precision. Everything is computed in float32. For float32 inputs the products are plain float32 ("ieee"). For float16 and
+Precision. Everything is computed in float32. For float32 inputs the matrix products are plain float32 ("ieee"). For float16 and
 bfloat16 inputs the operands stay float32 and tensor cores multiply them as three bfloat16 products ("bf16x3": each operand in
-two parts, the product of the two small parts left out), which moves values and gradients by 5e-5 of their norm where rounding
-a float16 result moves them by 2e-4. One half-precision product would be faster and is not sound: emulated, float16 or TF32
+two parts, the product of the two small parts left out), which moves values and gradients by 5e-5 of their norm, where rounding
+a float16 result moves them by 2e-4. A single half-precision product would be faster but not sound: emulated, float16 or TF32
 operands move everything by 3.8e-4, against the 5e-4 we allow, and bfloat16 operands by 3e-3; and a state, being a sum over all
 keys, overflows float16.
 
-Order. Keys and queries are taken in splits whose number depends on the shapes and the device only. Each split writes its own
-part, and the parts are summed in one order, so the same call gives the same bits. For that reason, too, block sizes are a
-table. Numbers of warps and stages are found by timing on the device, at the first call for a width and dtype; since the number
-of warps has a say in the order of sums, `torch.use_deterministic_algorithms(True)` and POLAFORMER_TUNE=0 take a table for them.
+Order. Keys and queries are processed in splits whose number depends on the shapes and the device only. Each split writes its
+own part, and the parts are summed in a fixed order, so the same call gives bit-identical results. For that reason, too, block
+sizes are a table. Numbers of warps and stages are found by timing on the device, at the first call for a width and dtype. Since
+the number of warps affects the order of sums, `torch.use_deterministic_algorithms(True)` and POLAFORMER_TUNE=0 select a table.
 
 Triton's interpreter (TRITON_INTERPRET=1 before the kernels are imported) runs all of it on CPU tensors, slowly, for tests. It
 rounds to bfloat16 wrongly, so bfloat16 is widened before and narrowed after it.
@@ -32,266 +32,242 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from polaformer.ops.memory_layout import empty_like_heads, with_contiguous_rows
+from polaformer.ops.polarity.inputs import Gradients, Inputs
+
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_WIDTH = 256
-# Programs wanted for each multiprocessor: as many as its registers hold at once.
+# Programs per multiprocessor: as many as its registers hold at once.
 PROGRAMS_PER_PROCESSOR = 2
-# A split takes at least this many tokens for each channel: with fewer, moving its state costs more than reading its tokens.
+# A split has at least this many tokens per channel: with fewer, moving its state costs more than reading its tokens.
 TOKENS_PER_CHANNEL = 4
 # With the interpreter: several, so that tests see them summed.
 INTERPRETED_SPLITS = 3
 
 
 class Sizes(NamedTuple):
-    """How the kernels cut up heads of one width."""
+    """How the kernels divide heads of one width."""
 
     width: int  # D
     half: int  # ceil(D / 2)
-    padded: int  # the next power of two, at least 16, which is the least a product takes
+    padded: int  # the next power of two, at least 16, the minimum of a matrix product
     block: int  # tokens at a time
-    state_tile: int  # value columns at a time where keys or queries are summed up into a state, of a stream or of both
+    state_tile: int  # value columns at a time where keys or queries are summed into a state, of one stream or of both
     token_tile: int  # value columns at a time where tokens meet a state
     num_warps: int | None  # None: found by timing
 
 
-def why_not() -> str | None:
-    """None if the kernels can run here, else one line that says why they cannot."""
+class Launch(NamedTuple):
+    """The kernels and the inputs as they take them: rows contiguous, parameters in float32."""
+
+    kernels: ModuleType | SimpleNamespace
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    p: Tensor  # (H, D): power
+    s: Tensor | None  # (H, D): scale
+    mask: Tensor | None
+    sizes: Sizes
+    precision: str  # of matrix products; see the top of this file
+
+
+def describe() -> str:
+    """What this backend is."""
+    return "fused kernels for GPUs"
+
+
+def unavailable_reason() -> str | None:
+    """Why the kernels cannot run on this machine, in one line; None if they can."""
     if not _installed():
         return "triton is not installed; install it (pip install triton) or choose another backend"
-    return None if _interpreter_wanted() else _missing_device()
+    return None if _interpreter_requested() else _missing_device()
 
 
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, power: Tensor, scale: Tensor | None, mask: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor]:
+def unsupported_reason(device: str, dtype: torch.dtype, width: int) -> str | None:
+    """Why the kernels cannot compute on such tensors, in one line; None if they can."""
+    if dtype == torch.float64 or width > MAX_WIDTH:
+        return f"it supports neither float64 nor heads wider than {MAX_WIDTH}"
+    return None
+
+
+def forward(inputs: Inputs) -> tuple[Tensor, Tensor]:
     """Eq. 6 before the gate, and the shifted denominators of its two streams.
 
-    q (B, H, N, D), k and v (B, H, M, D) of any strides, read in place unless the last is not 1; power (H, D); scale (H, D), by
-    which q and k are divided, or None; mask (B, M), True where a key exists, or None. Returns (B, H, N, D) in v's dtype, heads
-    inside tokens if q has them so, and (B, H, N, 2) in float32, which only `backward` understands.
-    A query that meets no key mass in a stream, and any without keys, gets zeros there.
+    q, k and v may have any strides; they are read in place unless the last stride is not 1. Returns (B, H, N, D) in v's dtype,
+    a view of tokens (B, N, H·D) if q is one, and (B, H, N, 2) in float32, which only `backward` understands.
+    A query that meets no key mass in a stream gets zeros there.
     """
+    q, k, v, _, _, mask, eps = inputs
     kernels = _load_kernels(q)
     if kernels.INTERPRETED and q.dtype == torch.bfloat16:
-        out, norms = forward(q.float(), k.float(), v.float(), power, scale, mask, eps)
+        out, norms = forward(_widened(inputs))
         return out.to(v.dtype), norms
-    out = _like(q, v.dtype)
+    out = empty_like_heads(q)
     norms = q.new_empty((*q.shape[:3], 2), dtype=torch.float32)
     if q.numel() == 0 or k.numel() == 0:
         return out.zero_(), norms.zero_()
-    q, k, v = _readable(q), _readable(k), _readable(v)
-    sizes, precision = _sizes(q), _precision(q)
-    p, s = _parameter(power), None if scale is None else _parameter(scale)
+    launch = _prepare(kernels, inputs)
+    sizes = launch.sizes
     batch, heads, num_queries, _ = q.shape
     mantissa, exponent = frexp(eps)
     counts = mask.sum(dim=-1, dtype=torch.float32) if mask is not None and eps else None
     with torch.cuda.device_of(q):
-        peaks, memory = _summarise(kernels, k, v, mask, p, sizes, precision)
+        peaks, memory = _summarise(launch)
         kernels.attend[(batch * heads * _ceil_div(num_queries, sizes.block),)](
-            q,
-            *q.stride()[:3],
-            p,
-            s,
+            *_strided(launch.q),
+            launch.p,
+            launch.s,
             peaks,
             memory,
             counts,
             float(k.shape[-2]),
             mantissa if eps else None,
             float(exponent) if eps else None,
-            out,
-            *out.stride()[:3],
+            *_strided(out),
             norms,
             heads,
             num_queries,
             peaks.shape[1],
-            **_options(sizes, precision, "half", "token_tile"),
+            **_options(sizes, launch.precision, "half", "token_tile"),
         )
     return out, norms
 
 
-def backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    power: Tensor,
-    scale: Tensor | None,
-    norms: Tensor,
-    mask: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """The gradients of q, k, v, power and scale (None without one); features are computed again rather than kept.
+def backward(grad: Tensor, norms: Tensor, inputs: Inputs) -> Gradients:
+    """The gradients of q, k, v, power and scale (None without one); features are recomputed rather than kept.
 
-    grad (B, H, N, D), norms as `forward` returned them. Each gradient has the dtype of its tensor, and heads inside tokens
-    where that has them so. The shifts count as constants: the result does not depend on them.
+    grad (B, H, N, D), norms as `forward` returned them. Each gradient has the dtype of its tensor, and is a view of tokens if
+    its tensor is. The shifts are treated as constants: the result does not depend on them.
     """
+    q, k, v, power, scale, _, _ = inputs
     kernels = _load_kernels(q)
     if kernels.INTERPRETED and q.dtype == torch.bfloat16:
-        dq, dk, dv, dpower, dscale = backward(grad.float(), q.float(), k.float(), v.float(), power, scale, norms, mask)
+        dq, dk, dv, dpower, dscale = backward(grad.float(), norms, _widened(inputs))
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dpower, dscale
-    dq, dk, dv = _like(q, q.dtype), _like(k, k.dtype), _like(v, v.dtype)
+    dq, dk, dv = empty_like_heads(q), empty_like_heads(k), empty_like_heads(v)
     if q.numel() == 0 or k.numel() == 0:
-        none = None if scale is None else torch.zeros_like(scale)
-        return dq.zero_(), dk.zero_(), dv.zero_(), torch.zeros_like(power), none
-    grad, q, k, v, norms = _readable(grad), _readable(q), _readable(k), _readable(v), norms.contiguous()
-    sizes, precision = _sizes(q), _precision(q)
-    p, s = _parameter(power), None if scale is None else _parameter(scale)
+        zeros = None if scale is None else torch.zeros_like(scale)
+        return dq.zero_(), dk.zero_(), dv.zero_(), torch.zeros_like(power), zeros
+    launch = _prepare(kernels, inputs)
     with torch.cuda.device_of(q):
-        peaks, memory = _summarise(kernels, k, v, mask, p, sizes, precision)
+        peaks, memory = _summarise(launch)
         # Parts of power's gradient: one for each split of the queries, then one for each split of the keys.
-        splits = _num_splits(q, sizes), _num_splits(k, sizes)
+        splits = _num_splits(launch.q, launch.sizes), _num_splits(launch.k, launch.sizes)
         dpower = q.new_empty((q.shape[0], q.shape[1], sum(splits), q.shape[3]), dtype=torch.float32)
         dmemory, exponents = _attend_backward(
-            kernels, grad, q, p, s, norms, peaks, memory, dq, dpower, splits[0], sizes, precision
+            launch, with_contiguous_rows(grad), norms.contiguous(), peaks, memory, dq, dpower, splits[0]
         )
-        _summarise_backward(kernels, k, v, mask, p, peaks, dmemory, dk, dv, dpower, splits, sizes, precision)
+        _summarise_backward(launch, peaks, dmemory, dk, dv, dpower, splits)
+    p, s = launch.p, launch.s
     dscale = None if s is None or scale is None else (-2 * p / s * exponents.sum(dim=(0, 2))).to(scale.dtype)
     return dq, dk, dv, dpower.sum(dim=(0, 2)).to(power.dtype), dscale
 
 
-def _summarise(
-    kernels: ModuleType | SimpleNamespace, k: Tensor, v: Tensor, mask: Tensor | None, p: Tensor, sizes: Sizes, precision: str
-) -> tuple[Tensor, Tensor]:
+def _widened(inputs: Inputs) -> Inputs:
+    return inputs._replace(q=inputs.q.float(), k=inputs.k.float(), v=inputs.v.float())
+
+
+def _prepare(kernels: ModuleType | SimpleNamespace, inputs: Inputs) -> Launch:
+    q, k, v = (with_contiguous_rows(x) for x in inputs[:3])
+    p, s = (None if x is None else x.float().contiguous() for x in (inputs.power, inputs.scale))
+    assert p is not None
+    precision = "ieee" if q.dtype == torch.float32 or not q.is_cuda else "bf16x3"
+    return Launch(kernels, q, k, v, p, s, inputs.mask, _sizes(q), precision)
+
+
+def _summarise(launch: Launch) -> tuple[Tensor, Tensor]:
     """The peaks of the keys' splits (B·H, splits, 2, D), and the state and total over all keys (B·H, 2D(D + 1))."""
+    k, sizes = launch.k, launch.sizes
     batch, heads, num_keys, width = k.shape
     splits = _num_splits(k, sizes)
     per_split = _per_split(num_keys, splits, sizes)
     peaks = k.new_empty((batch * heads, splits, 2, width), dtype=torch.float32)
     memory = k.new_empty((batch * heads, splits, 2 * width * (width + 1)), dtype=torch.float32)
-    kernels.find_peaks[(batch * heads, splits)](
-        k, *k.stride()[:3], *_mask_arguments(mask), peaks, heads, num_keys, per_split, **_options(sizes)
+    mask = _mask_arguments(launch.mask)
+    launch.kernels.find_peaks[(batch * heads, splits)](
+        *_strided(k), *mask, peaks, heads, num_keys, per_split, **_options(sizes)
     )
-    kernels.summarise[(batch * heads, splits, _ceil_div(width, sizes.state_tile))](
-        k,
-        *k.stride()[:3],
-        v,
-        *v.stride()[:3],
-        *_mask_arguments(mask),
-        p,
+    launch.kernels.summarise[(batch * heads, splits, _ceil_div(width, sizes.state_tile))](
+        *_strided(k),
+        *_strided(launch.v),
+        *mask,
+        launch.p,
         peaks,
         memory,
         heads,
         num_keys,
         per_split,
-        **_options(sizes, precision, "state_tile"),
+        **_options(sizes, launch.precision, "state_tile"),
     )
     return peaks, _sum_splits(memory)
 
 
 def _attend_backward(
-    kernels: ModuleType | SimpleNamespace,
-    grad: Tensor,
-    q: Tensor,
-    p: Tensor,
-    s: Tensor | None,
-    norms: Tensor,
-    peaks: Tensor,
-    memory: Tensor,
-    dq: Tensor,
-    dpower: Tensor,
-    splits: int,
-    sizes: Sizes,
-    precision: str,
+    launch: Launch, grad: Tensor, norms: Tensor, peaks: Tensor, memory: Tensor, dq: Tensor, dpower: Tensor, splits: int
 ) -> tuple[Tensor, Tensor]:
     """Fills dq and the queries' parts of dpower; returns the gradient of memory and Σ d(p·ln|q|) (B, H, splits, D)."""
+    q, sizes = launch.q, launch.sizes
     batch, heads, num_queries, width = q.shape
     per_split = _per_split(num_queries, splits, sizes)
     dmemory = q.new_empty((batch * heads, splits, memory.shape[-1]), dtype=torch.float32)
     exponents = q.new_empty((batch, heads, splits, width), dtype=torch.float32)
-    kernels.attend_backward[(batch * heads, splits)](
-        grad,
-        *grad.stride()[:3],
-        q,
-        *q.stride()[:3],
-        p,
-        s,
-        peaks,
+    queries = (*_strided(grad), *_strided(q), launch.p, launch.s, peaks)
+    counts = (heads, num_queries, peaks.shape[1], per_split)
+    launch.kernels.attend_backward[(batch * heads, splits)](
+        *queries,
         memory,
         norms,
-        dq,
-        *dq.stride()[:3],
+        *_strided(dq),
         dmemory,
         dpower,
-        None if s is None else exponents,
-        heads,
-        num_queries,
-        peaks.shape[1],
-        per_split,
+        None if launch.s is None else exponents,
+        *counts,
         dpower.shape[2],
-        **_options(sizes, precision, "half", "token_tile"),
+        **_options(sizes, launch.precision, "half", "token_tile"),
     )
     tiles = _ceil_div(sizes.half, sizes.state_tile)
-    kernels.state_backward[(batch * heads, splits, 2 * tiles)](
-        grad,
-        *grad.stride()[:3],
-        q,
-        *q.stride()[:3],
-        p,
-        s,
-        peaks,
-        norms,
-        dmemory,
-        heads,
-        num_queries,
-        peaks.shape[1],
-        per_split,
-        tiles,
-        **_options(sizes, precision, "half", "state_tile"),
+    launch.kernels.state_backward[(batch * heads, splits, 2 * tiles)](
+        *queries, norms, dmemory, *counts, tiles, **_options(sizes, launch.precision, "half", "state_tile")
     )
     return _sum_splits(dmemory), exponents
 
 
 def _summarise_backward(
-    kernels: ModuleType | SimpleNamespace,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    p: Tensor,
-    peaks: Tensor,
-    dmemory: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    dpower: Tensor,
-    splits: tuple[int, int],
-    sizes: Sizes,
-    precision: str,
+    launch: Launch, peaks: Tensor, dmemory: Tensor, dk: Tensor, dv: Tensor, dpower: Tensor, splits: tuple[int, int]
 ) -> None:
     """Fills dk, dv and the keys' parts of dpower, which follow those of the queries."""
-    batch, heads, num_keys, _ = k.shape
-    kernels.summarise_backward[(batch * heads, splits[1])](
-        k,
-        *k.stride()[:3],
-        v,
-        *v.stride()[:3],
-        *_mask_arguments(mask),
-        p,
+    batch, heads, num_keys, _ = launch.k.shape
+    launch.kernels.summarise_backward[(batch * heads, splits[1])](
+        *_strided(launch.k),
+        *_strided(launch.v),
+        *_mask_arguments(launch.mask),
+        launch.p,
         peaks,
         dmemory,
-        dk,
-        *dk.stride()[:3],
-        dv,
-        *dv.stride()[:3],
+        *_strided(dk),
+        *_strided(dv),
         dpower,
         heads,
         num_keys,
         peaks.shape[1],
-        _per_split(num_keys, splits[1], sizes),
+        _per_split(num_keys, splits[1], launch.sizes),
         dpower.shape[2],
         splits[0],
-        **_options(sizes, precision, "token_tile"),
+        **_options(launch.sizes, launch.precision, "token_tile"),
     )
 
 
 def _load_kernels(q: Tensor) -> ModuleType | SimpleNamespace:
-    """The kernels, once it is certain that they can take q."""
+    """The kernels, after checking that they can take q."""
     where = "polaformer.ops.polarity.triton"
-    problem = why_not()
-    if problem is not None:
-        raise RuntimeError(f"{where}: {problem}")
+    reason = unavailable_reason()
+    if reason is not None:
+        raise RuntimeError(f"{where}: {reason}")
     if q.dtype not in DTYPES:
         raise ValueError(f"{where}: q has dtype {q.dtype}; give float16, bfloat16 or float32, or use the backend 'torch'")
     if q.shape[-1] > MAX_WIDTH:
         raise ValueError(
-            f"{where}: q has head width {q.shape[-1]}; give at most {MAX_WIDTH}, which fits on a processor, or use 'torch'"
+            f"{where}: q has head width {q.shape[-1]}; give at most {MAX_WIDTH}, which fits on a multiprocessor, or use 'torch'"
         )
     kernels = importlib.import_module("polaformer.ops.polarity.triton_kernels")
     if q.device.type != "cuda" and not kernels.INTERPRETED:
@@ -306,9 +282,9 @@ def _load_kernels(q: Tensor) -> ModuleType | SimpleNamespace:
 
 
 def _tunes(q: Tensor) -> bool:
-    """Whether launches are tuned by timing: on devices, unless equal bits are wanted everywhere."""
-    wanted = os.environ.get("POLAFORMER_TUNE", "1") != "0" and not torch.are_deterministic_algorithms_enabled()
-    return wanted and q.is_cuda
+    """Whether launches are tuned by timing: on devices, unless deterministic results are requested."""
+    allowed = os.environ.get("POLAFORMER_TUNE", "1") != "0" and not torch.are_deterministic_algorithms_enabled()
+    return allowed and q.is_cuda
 
 
 @functools.cache
@@ -316,7 +292,7 @@ def _installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _interpreter_wanted() -> bool:
+def _interpreter_requested() -> bool:
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
 
 
@@ -330,9 +306,9 @@ def _missing_device() -> str | None:
 
 
 def _sizes(q: Tensor) -> Sizes:
-    """The table: compiled for compute capability 8.0, these spill few or no registers and take less than 99 KiB of a processor.
+    """The table of sizes: compiled for compute capability 8.0, these spill few or no registers and take less than 99 KiB.
 
-    Larger blocks spill: an operand of a product is held by every warp that needs it.
+    Larger blocks spill: every warp holds the operands of the matrix products that it needs.
     """
     width = q.shape[-1]
     padded = max(16, 1 << (width - 1).bit_length())
@@ -344,7 +320,7 @@ def _sizes(q: Tensor) -> Sizes:
 
 
 def _options(sizes: Sizes, precision: str | None = None, *names: str) -> dict[str, Any]:
-    """What a kernel is compiled for."""
+    """The compile-time arguments of a kernel."""
     options: dict[str, Any] = {"D": sizes.width, "DP": sizes.padded, "BLOCK": sizes.block}
     if sizes.num_warps is not None:
         options["num_warps"] = sizes.num_warps
@@ -355,52 +331,35 @@ def _options(sizes: Sizes, precision: str | None = None, *names: str) -> dict[st
     return options
 
 
-def _precision(x: Tensor) -> str:
-    """How products are multiplied; see the top of this file."""
-    return "ieee" if x.dtype == torch.float32 or not x.is_cuda else "bf16x3"
-
-
 def _num_splits(x: Tensor, sizes: Sizes) -> int:
-    """Into how many parts the tokens of x (B, H, T, D) are split; at least one token in each."""
+    """The number of splits of the tokens of x (B, H, T, D); each has at least one token."""
     blocks = _ceil_div(x.shape[2], sizes.block)
-    wanted = INTERPRETED_SPLITS
+    most = INTERPRETED_SPLITS
     if x.is_cuda:
         processors = torch.cuda.get_device_properties(x.device).multi_processor_count
-        wanted = _ceil_div(PROGRAMS_PER_PROCESSOR * processors, x.shape[0] * x.shape[1])
-        wanted = min(wanted, max(1, x.shape[2] // (TOKENS_PER_CHANNEL * x.shape[3])))
-    # As many as are left over when each takes the same number of blocks.
-    return _ceil_div(blocks, _ceil_div(blocks, min(wanted, blocks)))
+        most = _ceil_div(PROGRAMS_PER_PROCESSOR * processors, x.shape[0] * x.shape[1])
+        most = min(most, max(1, x.shape[2] // (TOKENS_PER_CHANNEL * x.shape[3])))
+    # Fewer if all splits but the last can have the same number of blocks.
+    return _ceil_div(blocks, _ceil_div(blocks, min(most, blocks)))
 
 
 def _per_split(num_tokens: int, splits: int, sizes: Sizes) -> int:
-    """How many tokens a split takes: whole blocks."""
+    """The number of tokens of a split: whole blocks."""
     return _ceil_div(_ceil_div(num_tokens, sizes.block), splits) * sizes.block
 
 
 def _sum_splits(parts: Tensor) -> Tensor:
-    """(heads, splits, …) to (heads, …), in one order."""
+    """(heads, splits, …) to (heads, …), in a fixed order."""
     return parts[:, 0] if parts.shape[1] == 1 else parts.sum(dim=1)
+
+
+def _strided(x: Tensor) -> tuple[Tensor, int, int, int]:
+    """The arguments of a kernel for a tensor (B, H, T, D): the tensor and its strides but the last."""
+    return x, x.stride(0), x.stride(1), x.stride(2)
 
 
 def _mask_arguments(mask: Tensor | None) -> tuple[Tensor | None, int, int]:
     return (None, 0, 0) if mask is None else (mask.view(torch.uint8), mask.stride(0), mask.stride(1))
-
-
-def _parameter(x: Tensor) -> Tensor:
-    return x.float().contiguous()
-
-
-def _readable(x: Tensor) -> Tensor:
-    """x itself, unless its channels do not lie beside each other."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _like(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """An empty (B, H, T, D), in memory with heads inside tokens if x has them so."""
-    batch, heads, num_tokens, width = x.shape
-    if x.stride(1) < x.stride(2):
-        return x.new_empty((batch, num_tokens, heads, width), dtype=dtype).transpose(1, 2)
-    return x.new_empty(x.shape, dtype=dtype)
 
 
 def _ceil_div(a: int, b: int) -> int:

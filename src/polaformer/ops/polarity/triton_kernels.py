@@ -1,32 +1,32 @@
 """The Triton kernels of polarity-aware attention; `polaformer.ops.polarity.triton` launches them.
 
-Features never reach global memory: every kernel forms them in registers from q or k and feeds them to a product.
+Features never reach global memory: every kernel forms them in registers from q or k and feeds them to a matrix product.
 
-    find_peaks           largest |k| of each channel and sign          a program per head and split of keys
+    find_peaks           largest |k| of each channel and sign          one program per head and split of keys
     summarise            state Σ features ⊗ v and total Σ features     … and tile of value columns
-    attend               out and denominators                          a program per head and block of queries
-    attend_backward      dq, what reaches the total, power and scale   a program per head and split of queries
-    state_backward       what reaches the state                        … and tile of value columns
-    summarise_backward   dk, dv, what reaches power                    a program per head and split of keys
+    attend               out and denominators                          one program per head and block of queries
+    attend_backward      dq, gradients of the total, power and scale   one program per head and split of queries
+    state_backward       gradient of the state                         … and tile of value columns
+    summarise_backward   dk, dv, gradient of power                     one program per head and split of keys
 
-state_backward reads q and grad again: inside attend_backward its accumulators spilled kilobytes of registers.
+state_backward reads q and grad again: as part of attend_backward its accumulators spilled kilobytes of registers.
 
-The two shifts of `polaformer.ops.polarity.plain` are integers here. With log2|x| = exponent + fraction, both exact in the
-float's bits, and c = ceil(p · log2 peak):
+The two shifts of `polaformer.ops.polarity.plain` are integers here. With log2|x| = exponent + fraction, both taken exactly from
+the float's bits, and c = ceil(p · log2 peak):
 
     keys      2^(fma(p, exponent, −c) + p·fraction)                       → a column's largest entry is in (1/2, 1]
     queries   2^(fma(p, exponent, c − shift) + p·fraction + …)            → a row's largest entry is in (1/2, 1]
 
 c and shift cancel exactly between keys and queries, and the fused multiply-add rounds once, after the large parts have
 cancelled, so that no digit is lost at extreme magnitudes. A scale s multiplies a pair's weight by s^(−2p), which joins the
-queries' exponents in the same way: a whole number and a fraction.
+queries' exponents in the same way: an integer and a fraction.
 
-`memory` is one buffer a head: state [sign, channel, value column], then total [sign, channel]. `dmemory` has the same form.
-Where a kernel takes splits, each writes its own part and the caller sums them in a fixed order; there are no atomics.
+`memory` is one buffer per head: state [sign, channel, value column], then total [sign, channel]. `dmemory` has the same form.
+Where a kernel runs over splits, each writes its own part and the caller sums them in a fixed order; there are no atomics.
 
-Reductions name the combining functions of `tl.standard` instead of calling `tl.sum` and `tl.max`, and zeros are `tl.full`:
-those three are fixed as compiled or interpreted when triton is first imported, these follow this module, so that it can be
-loaded for the interpreter in a process that has used triton otherwise.
+Reductions name the combining functions of `tl.standard` instead of calling `tl.sum` and `tl.max`, and zeros are `tl.full`,
+because `tl.sum`, `tl.max` and `tl.zeros` are fixed as compiled or interpreted when triton is first imported. The others follow
+this module, so that it can be loaded for the interpreter in a process that has already used triton for a device.
 
 # D head width, HALF = ceil(D / 2) value columns of the same-sign stream, DP and TILE powers of two ≥ 16, BLOCK tokens at a time
 """
@@ -38,10 +38,10 @@ from types import SimpleNamespace
 import triton
 import triton.language as tl
 
-# Whether the kernels below were built for the interpreter; triton decides when they are decorated.
+# Whether the kernels below are for the interpreter; triton decides when they are decorated.
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
-# Stands for the exponent of a channel without keys of the needed sign; far below any that a pair of floats can have.
+# Represents the exponent of a channel without keys of the needed sign; far below that of any pair of floats.
 ABSENT = tl.constexpr(-1.0e30)
 TINY = tl.constexpr(1.1754943508222875e-38)  # the smallest normal number of float32
 LN2 = tl.constexpr(0.6931471805599453)
@@ -55,13 +55,13 @@ def sum_over(x, axis: tl.constexpr):
 
 @triton.jit
 def max_over(x, axis: tl.constexpr):
-    """The largest entry along an axis; NaN is passed over."""
+    """The largest entry along an axis; NaN is ignored."""
     return tl.reduce(x, axis, tl.standard._elementwise_max)
 
 
 @triton.jit
 def of_head(head, num_heads, batch_stride, head_stride):
-    """Where a head's tokens begin."""
+    """The offset of a head's first token."""
     return (head // num_heads).to(tl.int64) * batch_stride + (head % num_heads).to(tl.int64) * head_stride
 
 
@@ -74,14 +74,14 @@ def load_tokens(pointer, token_stride, rows, wanted, columns, width):
 
 @triton.jit
 def store_tokens(pointer, token_stride, rows, wanted, columns, width, values):
-    """The reverse of `load_tokens`, in the dtype of the place."""
+    """The reverse of `load_tokens`, in the dtype of the pointer."""
     places = pointer + rows.to(tl.int64)[:, None] * token_stride + columns[None, :]
     tl.store(places, values.to(pointer.dtype.element_ty), mask=wanted[:, None] & (columns < width)[None, :])
 
 
 @triton.jit
 def existing(rows, num_rows, mask, mask_token):
-    """Which of these keys exist; `mask` is that of the sample, or None."""
+    """Which of these keys exist; `mask` is the sample's, or None."""
     inside = rows < num_rows
     if mask is not None:
         inside = inside & (tl.load(mask + rows.to(tl.int64) * mask_token, mask=inside, other=0) != 0)
@@ -127,9 +127,9 @@ def load_peaks(peaks, head, num_splits, channels, D: tl.constexpr):
 
 @triton.jit
 def split_logarithm(x):
-    """log2|x| as a whole number and a fraction in [0, 1), from the bits; the fraction is NaN where x is not finite.
+    """log2|x| as an integer and a fraction in [0, 1), from the bits; the fraction is NaN where x is not finite.
 
-    Meaningless, but finite, at 0. Subnormals are taken as whole numbers, so that nothing depends on the device keeping them.
+    Meaningless, but finite, at 0. Subnormals are read as integers, so that nothing depends on the device supporting them.
     """
     bits = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     subnormal = bits < 0x00800000
@@ -148,7 +148,7 @@ def key_shift(peak, p):
 
 @triton.jit
 def scale_exponent(scale, p):
-    """−2p·log2 s as a whole number and the rest."""
+    """−2p·log2 s as an integer and the rest."""
     exponent, fraction = split_logarithm(scale)
     whole = tl.ceil(tl.fma(-2 * p, exponent, -2 * p * fraction))
     return whole, tl.fma(-2 * p, exponent, -whole) - 2 * p * fraction
@@ -162,19 +162,19 @@ def by_sign(x, positive, negative):
 
 @triton.jit
 def positive_part(x, weight):
-    """The weights of positive entries, zero elsewhere; NaN in x stays."""
+    """The weights of positive entries, zero elsewhere; NaN in x is kept."""
     return tl.where(x <= 0, 0.0, weight)
 
 
 @triton.jit
 def negative_part(x, weight):
-    """The weights of negative entries, zero elsewhere; NaN in x stays."""
+    """The weights of negative entries, zero elsewhere; NaN in x is kept."""
     return tl.where(x >= 0, 0.0, weight)
 
 
 @triton.jit
 def key_weights(k, p, c_positive, c_negative):
-    """(BLOCK, DP): |k|^p · 2^−c, zero where k is."""
+    """(BLOCK, DP): |k|^p · 2^−c, zero where k is zero."""
     exponent, fraction = split_logarithm(k)
     power_of_two = tl.fma(p[None, :], exponent, -by_sign(k, c_positive, c_negative)) + p[None, :] * fraction
     return tl.exp2(tl.where(k == 0, ABSENT, power_of_two))
@@ -182,10 +182,10 @@ def key_weights(k, p, c_positive, c_negative):
 
 @triton.jit
 def query_weights(q, exponent, fraction, p, positive, negative):
-    """(BLOCK, DP): |q|^p · 2^(c − shift), zero where nothing is met, and the shift (BLOCK,).
+    """(BLOCK, DP): |q|^p · 2^(c − shift), zero where no key is met, and the shift (BLOCK,).
 
-    positive, negative (DP,): the whole exponents c that a positive and a negative query entry meet; fraction: p times that of
-    the query, and the scale's.
+    positive, negative (DP,): the integer exponents c that a positive and a negative query entry meet; fraction: p times that of
+    the query, plus the scale's.
     """
     c = by_sign(q, positive, negative)
     absent = (q == 0) | (c < 0.5 * ABSENT)
@@ -197,34 +197,22 @@ def query_weights(q, exponent, fraction, p, positive, negative):
 
 @triton.jit
 def reciprocal(norm):
-    """1 / norm, and 0 where there was nothing to divide by."""
+    """1 / norm, and 0 where norm is 0."""
     return tl.where(norm == 0, 0.0, tl.div_rn(1.0, tl.where(norm == 0, 1.0, norm)))
 
 
 @triton.jit
 def divide(values, x):
-    """values / x, and 0 where x is 0 or subnormal (see `linear.py`)."""
+    """values / x, and 0 where x is 0 or subnormal (see `plain.py`)."""
     tiny = tl.abs(x) < TINY
     return tl.where(tiny, 0.0, tl.div_rn(values, tl.where(tiny, 1.0, x)))
 
 
 @triton.jit
 def find_peaks(
-    k,
-    k_batch,
-    k_head,
-    k_token,
-    mask,
-    mask_batch,
-    mask_token,
-    peaks,
-    num_heads,
-    num_keys,
-    per_split,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    k, k_batch, k_head, k_token, mask, mask_batch, mask_token, peaks, num_heads, num_keys, per_split,
+    D: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """peaks (heads, splits, 2, D): the largest positive and the largest negative magnitude of each channel."""
     head, split = tl.program_id(0), tl.program_id(1)
     channels = tl.arange(0, DP)
@@ -246,29 +234,10 @@ def find_peaks(
 
 @triton.jit
 def summarise(
-    k,
-    k_batch,
-    k_head,
-    k_token,
-    v,
-    v_batch,
-    v_head,
-    v_token,
-    mask,
-    mask_batch,
-    mask_token,
-    power,
-    peaks,
-    memory,
-    num_heads,
-    num_keys,
-    per_split,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    k, k_batch, k_head, k_token, v, v_batch, v_head, v_token, mask, mask_batch, mask_token, power, peaks, memory,
+    num_heads, num_keys, per_split,
+    D: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """memory (heads, splits, 2D(D + 1)): the state and total of each split of the keys."""
     head, split, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     channels = tl.arange(0, DP)
@@ -306,7 +275,7 @@ def summarise(
 
 @triton.jit
 def query_exponents(peaks, head, num_splits, num_heads, power, scale, channels, D: tl.constexpr):
-    """What every query of a head needs, each (DP,): p, the whole exponents of positive and negative keys, the scale's rest."""
+    """What all queries of a head need, each (DP,): p, the integer exponents of positive and negative keys, the scale's rest."""
     p = load_channels(power + (head % num_heads) * D, channels, D, 1.0)
     peak_positive, peak_negative = load_peaks(peaks, head, num_splits, channels, D)
     c_positive, c_negative = key_shift(peak_positive, p), key_shift(peak_negative, p)
@@ -320,29 +289,11 @@ def query_exponents(peaks, head, num_splits, num_heads, power, scale, channels, 
 
 @triton.jit
 def attend_stream(
-    q,
-    exponent,
-    fraction,
-    p,
-    c_positive,
-    c_negative,
-    memory,
-    count,
-    eps_mantissa,
-    eps_exponent,
-    out,
-    out_token,
-    norms,
-    rows,
-    num_queries,
-    FLIP: tl.constexpr,
-    FIRST: tl.constexpr,
-    LAST: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    TILE: tl.constexpr,
+    q, exponent, fraction, p, c_positive, c_negative, memory, count, eps_mantissa, eps_exponent, out, out_token, norms,
+    rows, num_queries,
+    FLIP: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, TILE: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     """One stream of a block of queries: value columns FIRST to LAST. FLIP: 1 if queries meet keys of the other sign, else 0."""
     channels = tl.arange(0, DP)
     wanted = rows < num_queries
@@ -366,38 +317,16 @@ def attend_stream(
 
 @triton.jit
 def attend(
-    q,
-    q_batch,
-    q_head,
-    q_token,
-    power,
-    scale,
-    peaks,
-    memory,
-    counts,
-    count,
-    eps_mantissa,
-    eps_exponent,
-    out,
-    out_batch,
-    out_head,
-    out_token,
-    norms,
-    num_heads,
-    num_queries,
-    num_splits,
-    D: tl.constexpr,
-    HALF: tl.constexpr,
-    DP: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
+    q, q_batch, q_head, q_token, power, scale, peaks, memory, counts, count, eps_mantissa, eps_exponent,
+    out, out_batch, out_head, out_token, norms, num_heads, num_queries, num_splits,
+    D: tl.constexpr, HALF: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     """out (B, H, N, D) by its strides, norms (heads, N, 2); memory is summed over the splits, peaks has num_splits of them.
 
-    count: how many keys there are, or counts (B,) how many each sample has; eps is mantissa · 2^exponent, or None and None.
+    count: the number of keys, or counts (B,) that of each sample; eps is mantissa · 2^exponent, or None and None.
     """
-    # One axis for both: a device takes no more than 65,535 programs along the others.
+    # One axis for heads and blocks: devices limit the other axes to 65,535 programs.
     blocks = (num_queries + BLOCK - 1) // BLOCK
     head = tl.program_id(0) // blocks
     rows = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
@@ -421,28 +350,11 @@ def attend(
 
 @triton.jit
 def stream_backward(
-    q,
-    exponent,
-    fraction,
-    p,
-    c_positive,
-    c_negative,
-    memory,
-    grad,
-    grad_token,
-    norms,
-    rows,
-    num_queries,
-    FLIP: tl.constexpr,
-    FIRST: tl.constexpr,
-    LAST: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """What one stream sends back from a block of queries.
+    q, exponent, fraction, p, c_positive, c_negative, memory, grad, grad_token, norms, rows, num_queries,
+    FLIP: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr,
+    TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The gradients that one stream passes back from a block of queries.
 
     Returns the gradient of each p·ln|q| (BLOCK, DP), that of each denominator (BLOCK,), and the weights (BLOCK, DP) divided by
     their denominators.
@@ -462,7 +374,7 @@ def stream_backward(
         from_positive = tl.dot(cotangent, tl.trans(state_positive), from_positive, input_precision=PRECISION)
         from_negative = tl.dot(cotangent, tl.trans(state_negative), from_negative, input_precision=PRECISION)
     numerator = weight * tl.where(q > 0, from_positive, from_negative)
-    # What reaches the denominator is −⟨grad, out⟩. Summed from the numerator's own terms, not from a rounded output, it
+    # The gradient of the denominator is −⟨grad, out⟩. Summed from the numerator's own terms, not from a rounded output, it
     # cancels them as it should where attention is sharp.
     slope = -sum_over(numerator, 1)
     total_positive = load_channels(memory + 2 * D * D + FLIP * D, channels, D, 0.0)
@@ -473,41 +385,14 @@ def stream_backward(
 
 @triton.jit
 def attend_backward(
-    grad,
-    grad_batch,
-    grad_head,
-    grad_token,
-    q,
-    q_batch,
-    q_head,
-    q_token,
-    power,
-    scale,
-    peaks,
-    memory,
-    norms,
-    dq,
-    dq_batch,
-    dq_head,
-    dq_token,
-    dmemory,
-    dpower,
-    dscale,
-    num_heads,
-    num_queries,
-    num_splits,
-    per_split,
-    num_parts,
-    D: tl.constexpr,
-    HALF: tl.constexpr,
-    DP: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
+    grad, grad_batch, grad_head, grad_token, q, q_batch, q_head, q_token, power, scale, peaks, memory, norms,
+    dq, dq_batch, dq_head, dq_token, dmemory, dpower, dscale, num_heads, num_queries, num_splits, per_split, num_parts,
+    D: tl.constexpr, HALF: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
     PRECISION: tl.constexpr,
-):
-    """dq by its strides; of each split of the queries its part of dmemory's total, dpower (heads, num_parts, D) and dscale.
+):  # fmt: skip
+    """dq by its strides; each split's part of dmemory's total, of dpower (heads, num_parts, D) and of dscale.
 
-    dscale (heads, splits, D) is left as Σ d(p·ln|q|), from which the caller makes the gradient.
+    dscale (heads, splits, D) holds Σ d(p·ln|q|), from which the caller computes the gradient.
     """
     head, split = tl.program_id(0), tl.program_id(1)
     channels = tl.arange(0, DP)
@@ -566,32 +451,12 @@ def attend_backward(
 
 @triton.jit
 def state_backward(
-    grad,
-    grad_batch,
-    grad_head,
-    grad_token,
-    q,
-    q_batch,
-    q_head,
-    q_token,
-    power,
-    scale,
-    peaks,
-    norms,
-    dmemory,
-    num_heads,
-    num_queries,
-    num_splits,
-    per_split,
-    num_tiles,
-    D: tl.constexpr,
-    HALF: tl.constexpr,
-    DP: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
+    grad, grad_batch, grad_head, grad_token, q, q_batch, q_head, q_token, power, scale, peaks, norms, dmemory,
+    num_heads, num_queries, num_splits, per_split, num_tiles,
+    D: tl.constexpr, HALF: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
     PRECISION: tl.constexpr,
-):
-    """The state's part of dmemory (heads, splits, 2D(D + 1)); of value columns num_tiles tiles of each stream."""
+):  # fmt: skip
+    """The state's part of dmemory (heads, splits, 2D(D + 1)); the value columns of each stream are num_tiles tiles."""
     head, split, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     flip = tile // num_tiles
     channels = tl.arange(0, DP)
@@ -622,42 +487,12 @@ def state_backward(
 
 @triton.jit
 def summarise_backward(
-    k,
-    k_batch,
-    k_head,
-    k_token,
-    v,
-    v_batch,
-    v_head,
-    v_token,
-    mask,
-    mask_batch,
-    mask_token,
-    power,
-    peaks,
-    dmemory,
-    dk,
-    dk_batch,
-    dk_head,
-    dk_token,
-    dv,
-    dv_batch,
-    dv_head,
-    dv_token,
-    dpower,
-    num_heads,
-    num_keys,
-    num_splits,
-    per_split,
-    num_parts,
-    first_part,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """dk and dv by their strides, zero where the mask is; dpower (heads, num_parts, D) from first_part on, a split each."""
+    k, k_batch, k_head, k_token, v, v_batch, v_head, v_token, mask, mask_batch, mask_token, power, peaks, dmemory,
+    dk, dk_batch, dk_head, dk_token, dv, dv_batch, dv_head, dv_token, dpower, num_heads, num_keys, num_splits,
+    per_split, num_parts, first_part,
+    D: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dk and dv by their strides, zero at masked positions; dpower (heads, num_parts, D) from first_part on, one per split."""
     head, split = tl.program_id(0), tl.program_id(1)
     channels = tl.arange(0, DP)
     k += of_head(head, num_heads, k_batch, k_head)
@@ -689,7 +524,7 @@ def summarise_backward(
             state_negative = load_state(dmemory + D * D, channels, columns, D, D)
             gradient = tl.dot(negative, state_negative, gradient, input_precision=PRECISION)
             store_tokens(dv, dv_token, rows, inside, columns, D, tl.where(wanted[:, None], gradient, 0.0))
-        # A second loop over the columns: together with the first it would need more registers than there are.
+        # A second loop over the columns: merged with the first it would need more registers than there are.
         from_positive = tl.full((BLOCK, DP), 0.0, tl.float32) + total_positive[None, :]
         from_negative = tl.full((BLOCK, DP), 0.0, tl.float32) + total_negative[None, :]
         for column in range(0, D, TILE):
@@ -710,10 +545,10 @@ def summarise_backward(
 
 @functools.cache
 def tuned() -> SimpleNamespace:
-    """The kernels, which choose their numbers of warps and stages by timing, once for a width, dtype and device.
+    """The kernels with the numbers of warps and stages chosen by timing, once per width, dtype and device.
 
-    The choice is kept on disk beside the compiled code, so that another process computes the same bits. Nothing here writes
-    where it reads, so that a kernel can be timed at its work. How many tokens and columns go together is no part of the choice.
+    The choice is stored on disk beside the compiled code, so that other processes compute bit-identical results. No kernel
+    writes where it reads, so that it can be timed on real data. The numbers of tokens and columns per block are not tuned.
     """
     configs = [triton.Config({}, num_warps=warps, num_stages=stages) for warps in (4, 8) for stages in (1, 2, 3)]
     kernels = (find_peaks, summarise, attend, attend_backward, state_backward, summarise_backward)

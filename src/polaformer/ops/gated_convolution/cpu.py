@@ -1,0 +1,128 @@
+"""The gated convolution by the native kernel, cpu_convolution.cpp, which gets the addresses of tensors."""
+
+import ctypes
+import functools
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from polaformer.ops.gated_convolution import plain
+from polaformer.ops.gated_convolution.inputs import Inputs
+from polaformer.ops.memory_layout import with_contiguous_rows
+from polaformer.ops.native import tensors
+from polaformer.ops.native.library import Kernel, find_kernel
+from polaformer.ops.native.tensors import address
+from polaformer.ops.polarity import cpu as polarity_cpu
+from polaformer.ops.precision import computing_dtype
+
+SOURCE = Path(__file__).with_name("cpu_convolution.cpp")
+FIELDS = ("attended", "values", "gate", "out", "grad", "grad_attended", "grad_values", "grad_gate")
+SIZES = ("batch", "height", "width", "prefix", "channels", "head_width", "kernel_height", "kernel_width", "storage", "threads")
+
+
+class Tokens(ctypes.Structure):
+    """A tensor (B, T, C) whose last stride is 1; strides in elements."""
+
+    _fields_ = [("data", ctypes.c_void_p), ("batch", ctypes.c_int64), ("token", ctypes.c_int64)]
+
+
+class Convolution(ctypes.Structure):
+    """The fields of `Convolution` in cpu_convolution.cpp, in its order; null for what a call does not need."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in (*SIZES, "poison")),
+        *((name, ctypes.c_void_p) for name in ("weight", "bias")),
+        *((name, Tokens) for name in FIELDS),
+        ("grad_weight", ctypes.c_void_p),
+    ]
+
+
+def unavailable_reason() -> str | None:
+    """Why the kernel cannot be used on this machine, in one line; None if it can. Compiles it if needed."""
+    return _kernel().reason
+
+
+def options() -> list[str]:
+    """The options, beyond those of every build, that the kernel was compiled with; empty without a kernel."""
+    return _kernel().options()
+
+
+def has_float16() -> bool:
+    """Whether the kernel's compiler supported float16."""
+    return _kernel().has_float16()
+
+
+def serves(inputs: Inputs) -> bool:
+    """Whether there is a kernel, and it can compute on this dtype and grid; warns once if there is none."""
+    return 0 not in inputs.grid and _has_kernel() and (inputs.values.dtype != torch.float16 or has_float16())
+
+
+@functools.cache
+def _kernel() -> Kernel:
+    reason = polarity_cpu.unavailable_reason()
+    return find_kernel(SOURCE) if reason is None else Kernel(None, reason)
+
+
+@functools.cache
+def _has_kernel() -> bool:
+    """Whether there is a kernel. Warns if not, unless the operator warns, because its kernel is missing too."""
+    reason = unavailable_reason()
+    if reason is not None and polarity_cpu.unavailable_reason() is None:
+        warnings.warn(f"polaformer: plain PyTorch computes the layer's convolution and gate, slower: {reason}", stacklevel=2)
+    return reason is None
+
+
+def forward(inputs: Inputs) -> Tensor:
+    """(attended + convolution of the values) ⊙ gate, dense."""
+    out = inputs.attended.new_empty(inputs.attended.shape)
+    _call("gated_convolution", inputs, {"out": out})
+    return out
+
+
+def backward(grad: Tensor, inputs: Inputs) -> list[Tensor]:
+    """The gradients of attended, values and weight, then of bias and gate if given, dense."""
+    attended, values, weight, bias, gate, _ = inputs
+    grad_attended, grad_values, grad_gate = (x.new_empty(x.shape) for x in (attended, values, attended))
+    sums = weight.new_empty((weight.shape[0], weight.shape[2] * weight.shape[3] + 1), dtype=torch.float64)
+    more = {"grad": grad, "grad_values": grad_values}
+    if gate is not None:
+        more |= {"grad_attended": grad_attended, "grad_gate": grad_gate}
+    _call("gated_convolution_backward", inputs, more, sums)
+    gradients = [
+        plain.dense_copy(grad) if gate is None else grad_attended,
+        grad_values,
+        sums[:, :-1].reshape(weight.shape).to(weight.dtype, copy=True),
+    ]
+    gradients += [] if bias is None else [sums[:, -1].to(bias.dtype, copy=True)]
+    return gradients + ([] if gate is None else [grad_gate])
+
+
+def _call(name: str, inputs: Inputs, more: dict[str, Tensor], sums: Tensor | None = None) -> None:
+    """Fill in the problem and run the kernel; more: tensors (B, T, C) beside attended, values and gate."""
+    attended, values, weight, bias, gate, grid = inputs
+    batch, num_tokens, channels = attended.shape
+    head_width, _, kernel_height, kernel_width = weight.shape
+    dtype = computing_dtype(values)
+    weight, bias = weight.to(dtype).contiguous(), None if bias is None else bias.to(dtype).contiguous()
+    tokens = {"attended": attended, "values": values, "gate": gate, **more}
+    readable = {key: with_contiguous_rows(x) for key, x in tokens.items() if x is not None}
+    problem = Convolution(
+        batch=batch,
+        height=grid[0],
+        width=grid[1],
+        prefix=num_tokens - values.shape[1],
+        channels=channels,
+        head_width=head_width,
+        kernel_height=kernel_height,
+        kernel_width=kernel_width,
+        storage=tensors.STORAGE_CODES[attended.dtype],
+        threads=torch.get_num_threads(),
+        poison=tensors.poison,
+        weight=address(weight),
+        bias=address(bias),
+        grad_weight=address(sums),
+        **{key: Tokens(x.data_ptr(), *x.stride()[:2]) for key, x in readable.items()},
+    )
+    tensors.run(_kernel().library, name, problem, attended)
