@@ -7,6 +7,7 @@ import torch
 from models import SMALL
 from polaformer.backbones import list_models
 from polaformer.bench import model as bench_model
+from polaformer.bench import runner
 from polaformer.bench.model import OURS, PUBLISHED, TIMM, TWIN, benchmark, build
 from polaformer.bench.published_layer import PublishedLayer
 
@@ -65,7 +66,7 @@ def test_a_model_that_differs_from_the_published_form_gets_no_number(name: str, 
 
 def test_what_would_take_too_long_or_too_much_memory_is_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (small("pola_deit_tiny", seconds=1e-6).rows[TWIN].skipped or "").startswith("would take about")
-    monkeypatch.setattr(bench_model, "available_bytes", lambda: 1)
+    monkeypatch.setattr(runner, "available_bytes", lambda: 1)
     assert "GB of memory" in (small("pola_deit_tiny", train=True).rows[TWIN].skipped or "")
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polaformer.bench import forecast
+from polaformer.bench import runner
 from polaformer.bench.agreement import Attention, Difference, differences, random_inputs, worst
 from polaformer.bench.contenders import (
     COMPILED,
@@ -158,12 +158,12 @@ def test_softmax_at_many_tokens_is_foretold_and_not_run() -> None:
 
 def test_one_busy_moment_does_not_decide_what_is_skipped() -> None:
     times = iter([0.05, 0.0, 0.05])
-    assert forecast.quickest(lambda: time.sleep(next(times)), enough=0.04) < 0.04
+    assert runner.quickest(lambda: time.sleep(next(times)), enough=0.04) < 0.04
     assert next(times) == 0.05  # the second call was quick enough
 
 
 def test_what_needs_more_memory_than_is_free_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forecast, "available_bytes", lambda: 10**6)
+    monkeypatch.setattr(runner, "available_bytes", lambda: 10**6)
     row = benchmark((1, 1, 8192, 8), rounds=1, contenders={YARDSTICK: CONTENDERS[YARDSTICK]}).rows[YARDSTICK]
     assert row.timing is None
     assert "GB of memory" in (row.skipped or "")

@@ -108,7 +108,7 @@ class DemoOperator:
 
     def _measure(self, begin: Callable[[str], None]) -> Findings:
         begin("loading PyTorch")
-        load("polaformer.bench", "polaformer.analysis", "sklearn.datasets", "matplotlib.backends.backend_agg")
+        load("polaformer.bench.length", "polaformer.analysis", "sklearn.datasets", "matplotlib.backends.backend_agg")
         from polaformer.bench.machine import using_threads
 
         agreement, safety = {}, {}
