@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from polaformer.bench import correctness as correctness_module
-from polaformer.bench.agreement import differences, random_inputs, worst
-from polaformer.bench.contenders import CONTENDERS, Contender, Pass, polarity_in_linear_form, softmax_by_maps, working
+from polaformer.bench.agreement import Pass, differences, random_inputs, worst
+from polaformer.bench.contenders import CONTENDERS, Contender, polarity_in_linear_form, softmax_by_maps, working
 from polaformer.bench.correctness import correctness, correctness_at_length
 from polaformer.bench.length import time_lengths
 from polaformer.bench.op import TOLERANCE, benchmark

@@ -63,7 +63,7 @@ def test_help_of_a_command_describes_every_option_and_gives_an_example(name: str
     for field in fields(command):  # type: ignore[arg-type]
         is_positional = "Positional" in str(field.type)
         assert is_positional or f"--{field.name.replace('_', '-')}" in described
-        (text, *_) = re.findall(rf'    {field.name}: (?:(?!\n    \w).)*\n    """(.*?)"""', source, flags=re.DOTALL)
+        (text, *_) = re.findall(rf'    {field.name}: (?:(?!\n    \w|\n\S).)*\n    """(.*?)"""', source, flags=re.DOTALL)
         assert text.split(";")[0] in described
 
 

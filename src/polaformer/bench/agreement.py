@@ -30,6 +30,35 @@ class Inputs(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Pass:
+    """A call without arguments, to be timed or measured: forward in inference mode, or forward and backward."""
+
+    attention: Attention
+    inputs: Inputs
+    backward: bool
+    parameters: tuple[Tensor, ...] = ()  # whose gradients are computed besides those of the inputs
+
+    def __call__(self) -> object:
+        """The output, or the gradients of all inputs and parameters; None for those that the output does not depend on."""
+        if not self.backward:
+            return self.output()
+        leaves, output = self.recorded()
+        return torch.autograd.grad(output, leaves, self.inputs.grad, allow_unused=True)
+
+    def output(self) -> Tensor:
+        """The output of the forward pass."""
+        if self.backward:
+            return self.recorded()[1].detach()
+        with torch.inference_mode():
+            return self.attention(*self.inputs[:4])
+
+    def recorded(self) -> tuple[list[Tensor], Tensor]:
+        """The inputs as leaves followed by the parameters, and the output with its autograd graph."""
+        leaves = [x.detach().requires_grad_() for x in self.inputs[:4]]
+        return [*leaves, *self.parameters], self.attention(*leaves)
+
+
+@dataclass(frozen=True)
 class Difference:
     """How far a tensor is from the reference; a NaN in it makes the first two numbers NaN."""
 

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from polaformer.attention import create, facts
 from polaformer.attention.core import Facts
 from polaformer.bench import runner
-from polaformer.bench.agreement import Inputs, Shape, differences, random_inputs, worst
-from polaformer.bench.contenders import Pass
+from polaformer.bench.agreement import Inputs, Pass, Shape, differences, random_inputs, worst
 from polaformer.bench.length import slope
 from polaformer.bench.measure import Ratio, Timing, speedup_record
 from polaformer.bench.memory import allocated_peak, saved_bytes

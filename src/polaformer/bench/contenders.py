@@ -15,28 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polaformer.attention import create
-from polaformer.bench.agreement import Attention, Inputs, Shape
+from polaformer.bench.agreement import Attention, Shape
 from polaformer.ops.polarity import backends, cpu, reference
 from polaformer.ops.polarity import plain as linear
 from polaformer.ops.polarity.operator import polarity_attention
 
 PUBLISHED_EPS = 1e-6
+# By N and D, per batch element and head: keysᵀ·values and queries times it, both 2D×D; the same with features as wide as the
+# head; scores, and scores times values.
+FLOPS = {"polarity": lambda n, d: 8 * n * d**2, "linear": lambda n, d: 4 * n * d**2, "softmax": lambda n, d: 4 * n**2 * d}
 DEVICES = {"torch": ("cpu", "cuda"), "cpu": ("cpu",), "triton": ("cuda",)}  # by backend; "reference" is what they must equal
-
-
-def polarity_flops(shape: Shape) -> int:
-    """Keysᵀ·values, 2D×D, and queries times it, 2D×D: 8·D² per token and head, as dense matmuls."""
-    return 8 * shape[0] * shape[1] * shape[2] * shape[3] ** 2
-
-
-def linear_flops(shape: Shape) -> int:
-    """The same with features as wide as the head."""
-    return polarity_flops(shape) // 2
-
-
-def softmax_flops(shape: Shape) -> int:
-    """Scores, and scores times values."""
-    return 4 * shape[0] * shape[1] * shape[2] ** 2 * shape[3]
 
 
 @dataclass(frozen=True)
@@ -46,44 +34,19 @@ class Contender:
     build: Callable[[Shape], Attention]
     reference: Attention  # on float64 inputs, by explicit N×M maps
     linear: Attention | None = None  # the reference in O(N), if there is such a form
-    flops: Callable[[Shape], int] = polarity_flops  # of a forward pass, matmuls alone
+    matmuls: str = "polarity"  # of a forward pass: a key of FLOPS
     backend: str | None = None  # of our operator; None for rivals
     is_compiled: bool = False  # its first call at a shape takes long and may fail
     is_safe: bool = True  # False: correct at ordinary magnitudes only, without a derivative; timed to see what safety costs
+
+    def flops(self, shape: Shape) -> int:
+        """Of a forward pass, dense matmuls alone."""
+        return shape[0] * shape[1] * FLOPS[self.matmuls](shape[2], shape[3])
 
     @property
     def is_ours(self) -> bool:
         """Whether this is what `polarity_attention` computes for users."""
         return self.backend is not None and self.is_safe
-
-
-@dataclass(frozen=True)
-class Pass:
-    """A call without arguments, to be timed or measured: forward in inference mode, or forward and backward."""
-
-    attention: Attention
-    inputs: Inputs
-    backward: bool
-    parameters: tuple[Tensor, ...] = ()  # whose gradients are computed besides those of the inputs
-
-    def __call__(self) -> object:
-        """The output, or the gradients of all inputs and parameters; None for those that the output does not depend on."""
-        if not self.backward:
-            return self.output()
-        leaves, output = self.recorded()
-        return torch.autograd.grad(output, leaves, self.inputs.grad, allow_unused=True)
-
-    def output(self) -> Tensor:
-        """The output of the forward pass."""
-        if self.backward:
-            return self.recorded()[1].detach()
-        with torch.inference_mode():
-            return self.attention(*self.inputs[:4])
-
-    def recorded(self) -> tuple[list[Tensor], Tensor]:
-        """The inputs as leaves followed by the parameters, and the output with its autograd graph."""
-        leaves = [x.detach().requires_grad_() for x in self.inputs[:4]]
-        return [*leaves, *self.parameters], self.attention(*leaves)
 
 
 def working(device: str = "cpu", *, backward: bool = True) -> tuple[dict[str, Contender], list[str]]:
@@ -151,11 +114,11 @@ def _linear() -> Contender:
         queries, keys = F.elu(q) + 1, F.elu(k) + 1
         return queries @ (keys.mT @ v) / (queries @ keys.sum(dim=-2, keepdim=True).mT)
 
-    return Contender(build, by_maps, in_linear_form, linear_flops)
+    return Contender(build, by_maps, in_linear_form, "linear")
 
 
 def _softmax(attention: Attention) -> Contender:
-    return Contender(lambda _: attention, softmax_by_maps, flops=softmax_flops)
+    return Contender(lambda _: attention, softmax_by_maps, matmuls="softmax")
 
 
 # One object each: the check of a linear form against its maps is cached by them.

@@ -11,8 +11,8 @@ from math import isqrt, prod
 
 import torch
 
-from polaformer.bench.agreement import Attention, Shape, difference, differences, largest, random_inputs, worst
-from polaformer.bench.contenders import Contender, Pass
+from polaformer.bench.agreement import Attention, Pass, Shape, difference, differences, largest, random_inputs, worst
+from polaformer.bench.contenders import Contender
 
 LONGEST_CHECKED = 4096  # tokens: several blocks of the operator; beyond it the backward pass of softmax takes too long
 MAP_NUMBERS = 2**22  # B·H·n·m·D: how many numbers explicit maps may hold at a time, 32 MB for each of their temporaries

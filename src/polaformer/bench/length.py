@@ -82,7 +82,7 @@ class Curve:
         found: list[Ratio | None] = []
         for (few, quick), (many, slow) in pairwise(self.timings.items()):
             ratio, power = slowdown(slow, quick) if slow and quick else None, 1 / log2(many / few)
-            found.append(ratio and Ratio(*(value**power for value in ratio[:3]), ratio.rounds))
+            found.append(ratio and Ratio(ratio.median**power, ratio.low**power, ratio.high**power, ratio.rounds))
         return found
 
     def as_record(self) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polaformer.bench.agreement import Shape, random_inputs
-from polaformer.bench.contenders import CONTENDERS, FOR_MEMORY, Contender, Pass
+from polaformer.bench.agreement import Pass, Shape, random_inputs
+from polaformer.bench.contenders import CONTENDERS, FOR_MEMORY, Contender
 from polaformer.bench.correctness import correctness
 
 STATUS = Path("/proc/self/status")

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from polaformer.bench.agreement import Shape, largest, random_inputs
-from polaformer.bench.contenders import SAFE, UNSAFE, YARDSTICK, Contender, Pass, working
+from polaformer.bench.agreement import Pass, Shape, largest, random_inputs
+from polaformer.bench.contenders import SAFE, UNSAFE, YARDSTICK, Contender, working
 from polaformer.bench.correctness import correctness, correctness_at_length, cut
 from polaformer.bench.measure import Ratio, Timing, slowdown, speedup_record
 from polaformer.bench.memory import allocated_peak, saved_bytes

@@ -27,7 +27,7 @@ def time_in_turns(
     """The times of `calls` and their speedups over the baseline, by name; the reason instead for all if they are too noisy."""
     timings = measure(calls, baseline=baseline, rounds=rounds, seconds=seconds, on_call=on_call) if calls else {}
     refused, places, base = noise(timings, baseline), ranks(timings), timings.get(baseline)
-    found = {name: Timed(one, base and slowdown(base, one), places.get(name)) for name, one in timings.items()}
+    found = {name: Timed(one, slowdown(base, one) if base else None, places.get(name)) for name, one in timings.items()}
     return found | {name: Timed(skipped=reason) for name, reason in refused.items()}
 
 

@@ -93,9 +93,9 @@ class BenchAttention(Bench, Rounds, Mechanisms):
             save_mechanisms(path, times, {name: row.peaks("forward") for name, row in rows.items()}, title=title)
 
         record = {"command": "bench attention", "mode": self.mode, "device": self.device, **self.sizes, "lengths": lengths}
-        record |= {"machine": machine, "notes": [" ".join(EXPLAINED)]}
-        record |= {"rows": {name: row.as_record() for name, row in rows.items()}}
-        shown = [*_tables(rows, lengths, setting, self.mode), *EXPLAINED, *machine_lines(machine)]
+        records = {name: row.as_record() for name, row in rows.items()}
+        record = {**record, "machine": machine, "notes": [" ".join(EXPLAINED)], "rows": records}
+        shown: list[Table | str] = [*_tables(rows, lengths, setting, self.mode), *EXPLAINED, *machine_lines(machine)]
         skipped = {f"N = {n}": [row.points[n].skipped.get(self.mode) for row in rows.values()] for n in lengths}
         return Report(record, shown, draw, all(row.correct for row in rows.values()), skipped)
 

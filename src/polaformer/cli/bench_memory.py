@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -66,12 +66,11 @@ class BenchMemory(Bench, Lengths, Shapes):
                     question = memory.Question(name, shape, self.device, self.threads, limit)
                     found[shape][name] = memory.probe(question, seconds=self.seconds)
         machine = fingerprint()
-        record = {"command": "bench memory", "device": self.device, "threads": self.threads, "machine": machine}
-        record["notes"] = [*notes, *self.saved_lines()]
-        record["shapes"] = [
-            {"shape": shape, "rows": {name: one._asdict() | {"correct": _is_correct(one)} for name, one in answers.items()}}
-            for shape, answers in found.items()
-        ]
+        record: dict[str, Any] = {"command": "bench memory", "device": self.device, "threads": self.threads}
+        record |= {"machine": machine, "notes": [*notes, *self.saved_lines()], "shapes": []}
+        for shape, answers in found.items():
+            rows = {name: one._asdict() | {"correct": _is_correct(one)} for name, one in answers.items()}
+            record["shapes"].append({"shape": shape, "rows": rows})
         where = f"\nMeasured on {machine['cpu']}, {machine['os']}, torch {machine['torch']}, Python {machine['python']}"
         tables = [*(_ratios(*one) for one in found.items()), *(_absolutes(*one) for one in found.items())]
         correct = all(_is_correct(one) for answers in found.values() for one in answers.values())

@@ -74,15 +74,15 @@ class BenchModel(Bench, Rounds, Models):
             for name, size in cases:
                 found[name, size] = benchmark(name, size=size, on_call=begin(f"{name}, {size} pixels"), **settings)
         setting = f"{STEPS[self.mode]}, batch {self.batch}, float32, {threads_text(machine)}"
-        record = {"command": "bench model", "mode": self.mode, "batch": self.batch, "device": self.device, "parameters": NOTE}
+        record: dict[str, Any] = {"command": "bench model", "mode": self.mode, "batch": self.batch, "device": self.device}
         models = [{"model": name, "size": size} | result.as_record() for (name, size), result in found.items()]
         tables = [_ratios(found, setting), *(_absolutes(*case, found[case], setting) for case in cases)]
         notes = dict.fromkeys(note for result in found.values() for note in result.notes)
-        shown = [*tables, *machine_lines(machine), NOTE, *notes]
+        record |= {"parameters": NOTE, "machine": machine, "models": models}
+        shown: list[Table | str] = [*tables, *machine_lines(machine), NOTE, *notes]
         skipped = {f"{name}, {size} pixels": [row.skipped for row in one.rows.values()] for (name, size), one in found.items()}
         correct = all(row.is_correct for result in found.values() for row in result.rows.values())
         title = "\n".join([setting.capitalize(), *busy_lines(machine)])
-        record |= {"machine": machine, "models": models}
         return Report(record, shown, lambda path: _draw(path, found, title), correct, skipped)
 
     def check(self) -> None:

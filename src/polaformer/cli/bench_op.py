@@ -89,7 +89,7 @@ class BenchOp(Bench, Rounds, Lengths, Shapes):
 
         rows = {name: curve.as_record() for name, curve in curves.items()}
         record = self._record(machine, notes) | self.sizes | {"lengths": lengths, "rows": rows}
-        shown = [*_length_tables(curves, lengths, setting), *machine_lines(machine), *notes]
+        shown: list[Table | str] = [*_length_tables(curves, lengths, setting), *machine_lines(machine), *notes]
         return Report(record, shown, draw, all(curve.correct for curve in curves.values()))
 
     def _record(self, machine: dict[str, Any], notes: list[str]) -> dict[str, Any]:

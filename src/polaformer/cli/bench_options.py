@@ -1,7 +1,7 @@
 """What the benchmark commands share: options, the checks of them, and how a report is drawn, printed and judged."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, prod
 from pathlib import Path
@@ -28,7 +28,7 @@ class Report(NamedTuple):
     """What a benchmark found: the JSON record, what is printed instead, the figure, and what decides the exit code."""
 
     record: dict[str, Any]
-    shown: Sequence[Table | str]
+    shown: Iterable[Table | str]
     draw: Callable[[Path], None]
     correct: bool
     skipped: Mapping[str, Sequence[str | None]] = {}  # the reasons, by table
@@ -58,7 +58,7 @@ class Lengths:
     """Rows to leave out, by a part of their name; for instance --without compile softmax."""
 
     @property
-    def sizes(self) -> dict[str, int]:
+    def sizes(self) -> dict[str, Any]:
         """What all lengths share."""
         return {"batch": self.batch, "num_heads": self.heads, "width": self.width}
 
