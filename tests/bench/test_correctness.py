@@ -10,6 +10,7 @@ from polaformer.bench.contenders import CONTENDERS, Contender, polarity_in_linea
 from polaformer.bench.correctness import correctness, correctness_at_length
 from polaformer.bench.length import time_lengths
 from polaformer.bench.op import TOLERANCE, benchmark
+from polaformer.bench.runner import Settings
 from polaformer.ops.polarity import reference
 from polaformer.ops.polarity.operator import polarity_attention
 
@@ -47,10 +48,10 @@ def test_one_wrong_row_beyond_the_longest_length_with_gradients_is_found_and_get
     shape, wrong = (1, 1, 6000, 8), wrong_in(slice(4999, 5000), polarity_in_linear_form)
     assert correctness(wrong, shape) < TOLERANCE
     for backward in (False, True):
-        rows = benchmark(shape, backward=backward, rounds=1, contenders={"wrong": wrong}).rows
+        rows = benchmark(shape, contenders={"wrong": wrong}, settings=Settings(backward=backward, rounds=1)).rows
         assert not rows["wrong"].correct
         assert rows["wrong"].timing is None
-    curve = time_lengths([512, 6000], {"wrong": wrong}, num_heads=1, width=8, rounds=1)["wrong"]
+    curve = time_lengths([512, 6000], {"wrong": wrong}, num_heads=1, width=8, settings=Settings(rounds=1))["wrong"]
     assert not curve.correct
     assert list(curve.timings.values()) == [None, None]
 

@@ -23,6 +23,7 @@ from polaformer.bench.agreement import Inputs, Pass, Shape, differences, random_
 from polaformer.bench.length import slope
 from polaformer.bench.measure import Ratio, Timing, speedup_record
 from polaformer.bench.memory import allocated_peak, saved_bytes
+from polaformer.bench.runner import Settings
 
 YARDSTICK = "softmax"
 TOLERANCE = 1e-4  # of float32 against maps in float64; correct ones stay near 1e-6, and iterated inverses lose a digit
@@ -46,16 +47,14 @@ FORWARD, BOTH, SAVED = "forward", "both", "saved"  # inference; forward and back
 
 
 @dataclass(frozen=True)
-class Setup:
-    """What all mechanisms and lengths share; backward: time forward and backward instead of forward alone."""
+class Setup(Settings):
+    """What all mechanisms and lengths share."""
 
+    rounds: int = 40
+    seconds: float = 60.0
     batch: int = 1
     num_heads: int = 4
     width: int = 32
-    backward: bool = False
-    rounds: int = 40
-    seconds: float = 60.0  # per length, and the limit of a single call
-    device: str = "cpu"
 
     @property
     def timed(self) -> str:
@@ -138,27 +137,24 @@ def core_pass(core: nn.Module, inputs: Inputs, *, backward: bool) -> Pass:
     return Pass(lambda q, k, v, _: core(q, k, v), inputs, backward, tuple(core.parameters()))
 
 
-def compare(
-    lengths: Sequence[int], names: Sequence[str], setup: Setup, *, on_call: runner.Progress | None = None
-) -> dict[str, Row]:
+def compare(lengths: Sequence[int], names: Sequence[str], setup: Setup) -> dict[str, Row]:
     """A row for each mechanism, fastest first: check all of them, then measure them in turns at each length, ascending.
 
     A mechanism that would take longer than setup.seconds for one call, or more memory than is free, judging by its growth from
     the previous length, is skipped with the reason; all are at a length whose timings are too noisy. Speedups need softmax
     among the names.
     """
-    tell = on_call or (lambda _: None)
     lengths = sorted(set(lengths))
     errors = {}
     for name in names:
-        tell(f"checking {name}")
+        setup.on_call(f"checking {name}")
         errors[name] = correctness(name, setup, min(lengths[-1], SHORT))
     right = [name for name in names if errors[name] <= TOLERANCE]
     known: Known = {}
     allocated_peak(lambda: None)  # the profiler's first start takes seconds
     for probe in (n for n in PROBES if n < lengths[0]):  # so that the first length has a previous one too
-        _measure_memory(probe, right, setup, known, tell)
-    found = {n: _measure(n, right, setup, known, tell) for n in lengths}
+        _measure_memory(probe, right, setup, known)
+    found = {n: _measure(n, right, setup, known) for n in lengths}
     rows = {name: Row(facts(name), errors[name], {n: found[n].get(name, Point()) for n in lengths}) for name in names}
     return {name: rows[name] for name in sorted(rows, key=lambda name: _slowness(rows[name]))}
 
@@ -198,19 +194,18 @@ def seeded(seed: int, device: str) -> Iterator[None]:
         yield
 
 
-def _measure(length: int, names: Sequence[str], setup: Setup, known: "Known", tell: runner.Progress) -> dict[str, Point]:
+def _measure(length: int, names: Sequence[str], setup: Setup, known: "Known") -> dict[str, Point]:
     """A point for each mechanism; updates `known`."""
-    points, cores = _measure_memory(length, names, setup, known, tell)
+    points, cores = _measure_memory(length, names, setup, known)
     # All cores exist now, each with its parameters: one that fitted alone may not fit any more.
     for name in cores:
-        size = points[name].peaks.get(setup.timed, 0)
-        reason = runner.skip_reason(size, 0, limit=setup.seconds, device=setup.device, usable=USABLE)
+        reason = runner.skip_reason(points[name].peaks.get(setup.timed, 0), 0, setup, USABLE)
         points[name] = replace(points[name], skipped={setup.timed: reason}) if reason else points[name]
     inputs = random_inputs(setup.shape(length), device=setup.device)
     tried = [name for name in cores if setup.timed not in points[name].skipped]
     calls = {name: core_pass(cores[name], inputs, backward=setup.backward) for name in tried}
-    settings: dict[str, Any] = {"rounds": setup.rounds, "seconds": setup.seconds}
-    found = runner.time_in_turns(calls, YARDSTICK, on_call=lambda name: tell(f"{name}, {length} tokens"), **settings)
+    announced = replace(setup, on_call=lambda name: setup.on_call(f"{name}, {length} tokens"))
+    found = runner.time_in_turns(calls, YARDSTICK, announced)
     for name, (timing, speedup, rank, reason) in found.items():
         if timing is not None and timing.best is not None:
             known[name, setup.timed] = known[name, setup.timed]._replace(seconds=timing.best)
@@ -220,13 +215,13 @@ def _measure(length: int, names: Sequence[str], setup: Setup, known: "Known", te
 
 
 def _measure_memory(
-    length: int, names: Sequence[str], setup: Setup, known: "Known", tell: runner.Progress
+    length: int, names: Sequence[str], setup: Setup, known: "Known"
 ) -> tuple[dict[str, Point], dict[str, nn.Module]]:
     """Points without times, and the cores of those that were tried; updates `known`."""
     points, cores = {}, {}
     inputs = random_inputs(setup.shape(length), device=setup.device)
     for name in names:
-        tell(f"memory: {name}, {length} tokens")
+        setup.on_call(f"memory: {name}, {length} tokens")
         reasons = {kind: skip_reason(known.get((name, kind)), name, length, setup) for kind in (FORWARD, BOTH)}
         reasons[BOTH] = reasons[FORWARD] or reasons[BOTH]  # no backward without forward
         skipped = {kind: reason for kind, reason in reasons.items() if reason is not None}
@@ -278,7 +273,7 @@ def skip_reason(before: Cost | None, name: str, length: int, setup: Setup) -> st
         return None
     times = growth(facts(name).cost, before.length, length)
     size = round(min(times, (length / before.length) ** before.exponent) * before.size)
-    return runner.skip_reason(size, times * before.seconds, limit=setup.seconds, device=setup.device, usable=USABLE)
+    return runner.skip_reason(size, times * before.seconds, setup, USABLE)
 
 
 def growth(cost: str, few: int, many: int) -> float:

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import log, log2
 from typing import Any, NamedTuple
@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from polaformer.bench.agreement import random_inputs
 from polaformer.bench.contenders import Contender
 from polaformer.bench.measure import Ratio, Timing, measure, slowdown
-from polaformer.bench.op import TOLERANCE, prepare
-from polaformer.bench.runner import Progress
+from polaformer.bench.op import DEFAULTS, TOLERANCE, prepare
+from polaformer.bench.runner import Settings, silent
 from polaformer.ops.polarity.operator import polarity_attention
 
 NUM_HEADS, WIDTH = 8, 32  # of time_at
@@ -96,25 +96,22 @@ class Curve:
 def time_lengths(
     lengths: Sequence[int],
     contenders: Mapping[str, Contender],
+    settings: Settings = DEFAULTS,
     *,
     batch: int = 1,
     num_heads: int = 4,
     width: int = 32,
-    backward: bool = False,
-    rounds: int = 15,
-    seconds: float = 10.0,
-    device: str = "cpu",
-    on_call: Progress | None = None,
 ) -> dict[str, Curve]:
     """A curve of each contender, by name: check all of them, then time them at all lengths in turns.
 
-    Lengths are compared within a round, so that a busy spell of the machine affects all of them. seconds is per length; a call
-    that would take longer, or more memory than is free, is skipped with the reason.
+    Lengths are compared within a round, so that a busy spell of the machine affects all of them. A call
+    that would take longer than settings.seconds, or more memory than is free, is skipped with the reason.
     """
     shapes = {(batch, num_heads, n, width): n for n in sorted(set(lengths))}
-    ready = prepare(contenders, list(shapes), backward=backward, seconds=seconds, device=device)
+    ready = prepare(contenders, list(shapes), replace(settings, on_call=silent))
     calls = {f"{name}, {shape[2]} tokens": one for (name, shape), one in ready.passes.items()}
-    timings = measure(calls, rounds=rounds, seconds=seconds * len(shapes), on_call=on_call) if calls else {}
+    seconds = settings.seconds * len(shapes)
+    timings = measure(calls, rounds=settings.rounds, seconds=seconds, on_call=settings.on_call) if calls else {}
     return {
         name: Curve(
             error,

@@ -20,9 +20,10 @@ from polaformer.bench.measure import Ratio, Timing, slowdown, speedup_record
 from polaformer.bench.memory import saved_bytes
 from polaformer.bench.op import cannot_compile
 from polaformer.bench.published_layer import as_published
-from polaformer.bench.runner import Progress, Timed, quickest, skip_reason, time_in_turns
+from polaformer.bench.runner import Settings, Timed, quickest, skip_reason, time_in_turns
 
 OURS, PUBLISHED, TWIN = "ours", "published form", "softmax twin"
+DEFAULTS = Settings(rounds=9, seconds=40.0)
 LOGITS_TOLERANCE = 1e-4  # ours and the published form add in different orders, layer after layer
 GRADIENTS_TOLERANCE = 1e-3
 WHILE_BACKWARD = 1.5  # the peak of a training step relative to what is saved for backward, about
@@ -89,28 +90,25 @@ class ModelResult(NamedTuple):
 
 def benchmark(
     name: str,
+    settings: Settings = DEFAULTS,
     *,
     size: int = 224,
     batch: int = 4,
-    train: bool = False,
     with_compiled: bool = False,
-    rounds: int = 9,
-    seconds: float = 40.0,
-    device: str = "cpu",
-    on_call: Progress | None = None,
     **options: Any,
 ) -> ModelResult:
     """Ours against its rivals in turns, in float32: inference, or a training step (forward and backward).
 
-    First ours must agree with the same parameters computed as published. A model that would take longer than `seconds` for one
-    call, or more memory than is free, is skipped with the reason; all are if the timings are too noisy. rounds, seconds and
-    on_call are those of `measure`; options are further arguments of `create_model` for our models.
+    First ours must agree with the same parameters computed as published. A model that would take longer than settings.seconds
+    for one call, or more memory than is free, is skipped with the reason; all are if the timings are too noisy. options are
+    further arguments of `create_model` for our models.
     """
+    train, device = settings.backward, settings.device
     models = build(name, size, device=device, **options)
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(batch, cast(Backbone, models[OURS]).in_chans, size, size, generator=generator).to(device)
     steps = {key: Step(model.train(train), images, train) for key, model in models.items()}
-    rows = {key: ModelRow(batch, skipped=step.skip_reason(seconds, device)) for key, step in steps.items()}
+    rows = {key: ModelRow(batch, skipped=step.skip_reason(settings)) for key, step in steps.items()}
     rows[OURS] = _checked(rows[OURS], steps[OURS].of(2), steps[PUBLISHED].of(2))
     notes: list[str] = []
     if with_compiled and rows[PUBLISHED].skipped is None:
@@ -123,7 +121,7 @@ def benchmark(
             notes.append(cannot_compile(COMPILED, error))
     calls = {key: steps[key] for key, row in rows.items() if row.is_correct and row.skipped is None}
     saved = {key: step.saved_bytes() for key, step in calls.items()} if train else {}
-    found = time_in_turns(calls, OURS, rounds=rounds, seconds=seconds, on_call=on_call)
+    found = time_in_turns(calls, OURS, settings)
     for key, row in rows.items():
         one = found.get(key, Timed(skipped=row.skipped))
         rows[key] = replace(row, timing=one.timing, skipped=one.skipped, saved_bytes=saved.get(key))
@@ -184,11 +182,11 @@ class Step:
         """The same step with the first `number` images only."""
         return replace(self, images=self.images[:number])
 
-    def skip_reason(self, seconds: float, device: str) -> str | None:
-        """Why a call would take longer than `seconds` or more memory than is free, from one with one image; None if not."""
+    def skip_reason(self, settings: Settings) -> str | None:
+        """Why a call would take too long or more memory than is free, judging by one with one image; None if not."""
         one, batch = self.of(1), len(self.images)
         size = WHILE_BACKWARD * batch * one.saved_bytes() if self.train else 0
-        return skip_reason(size, batch * quickest(one, seconds / batch), limit=seconds, device=device)
+        return skip_reason(size, batch * quickest(one, settings.seconds / batch), settings)
 
 
 def _checked(row: ModelRow, step: Step, published: Step, *, with_logits: bool = True) -> ModelRow:

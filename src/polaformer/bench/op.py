@@ -16,11 +16,12 @@ from polaformer.bench.contenders import SAFE, UNSAFE, YARDSTICK, Contender, work
 from polaformer.bench.correctness import correctness, correctness_at_length, cut
 from polaformer.bench.measure import Ratio, Timing, slowdown, speedup_record
 from polaformer.bench.memory import allocated_peak, saved_bytes
-from polaformer.bench.runner import Progress, Timed, quickest, skip_reason, time_in_turns
+from polaformer.bench.runner import Settings, Timed, quickest, skip_reason, time_in_turns
 
 TOLERANCE = 1e-5  # of fp32 against float64; a correct implementation stays near 1e-6
 SGEMM, SGEMM_SIZE = "sgemm", 2048
 LEAST_FLOPS = 10**8  # per call: below it the cost of calls dominates, and a share of sgemm's rate means nothing
+DEFAULTS = Settings()
 BACKWARD = 3  # forward and backward take this many times the matmuls of forward; recomputation is not counted
 
 
@@ -81,24 +82,15 @@ class Prepared(NamedTuple):
     notes: list[str]
 
 
-def benchmark(
-    shape: Shape,
-    *,
-    backward: bool = False,
-    rounds: int = 15,
-    seconds: float = 10.0,
-    contenders: Mapping[str, Contender] | None = None,
-    device: str = "cpu",
-    on_call: Progress | None = None,
-) -> Result:
+def benchmark(shape: Shape, contenders: Mapping[str, Contender] | None = None, settings: Settings = DEFAULTS) -> Result:
     """Check all contenders, then time the correct ones in turns.
 
-    backward: time forward and backward together instead of forward alone, and count the bytes saved in between. A contender
-    that would take longer than `seconds` for one call, or more memory than is free, is skipped with the reason; all are if the
-    timings are too noisy. rounds, seconds and on_call are those of `measure`; on_call also reports the checks.
+    With the backward pass, also count the bytes saved for it. A contender that would take longer than settings.seconds for one
+    call, or more memory than is free, is skipped with the reason; all are if the timings are too noisy.
     """
+    backward, device = settings.backward, settings.device
     contenders = working(device, backward=backward)[0] if contenders is None else contenders
-    ready = prepare(contenders, [shape], backward=backward, seconds=seconds, device=device, on_call=on_call)
+    ready = prepare(contenders, [shape], settings)
     passes = {name: one for (name, _), one in ready.passes.items()}
     saved = {name: saved_bytes(one.recorded) for name, one in passes.items()} if backward else {}
     flops = {name: (BACKWARD if backward else 1) * one.flops(shape) for name, one in contenders.items()}
@@ -106,7 +98,7 @@ def benchmark(
     if passes and max(flops.values()) >= LEAST_FLOPS:
         left, right = (torch.ones(SGEMM_SIZE, SGEMM_SIZE, device=device) for _ in range(2))
         calls[SGEMM] = lambda: left @ right
-    found = time_in_turns(calls, YARDSTICK, rounds=rounds, seconds=seconds, on_call=on_call)
+    found = time_in_turns(calls, YARDSTICK, settings)
     rate = _gflops(2 * SGEMM_SIZE**3, found.pop(SGEMM, Timed()).timing)
     rows = {}
     for name, error in ready.errors.items():
@@ -123,37 +115,30 @@ def benchmark(
     return Result(rows, rate, fastest, over, safety, ready.notes)
 
 
-def prepare(
-    contenders: Mapping[str, Contender],
-    shapes: Sequence[Shape],
-    *,
-    backward: bool,
-    seconds: float,
-    device: str,
-    on_call: Progress | None = None,
-) -> Prepared:
+def prepare(contenders: Mapping[str, Contender], shapes: Sequence[Shape], settings: Settings) -> Prepared:
     """Check the contenders at all shapes, forecast what is worth trying, and compile and check again what will be timed."""
     errors: dict[str, float] = {}
     skipped: dict[tuple[str, Shape], str] = {}
     passes: dict[tuple[str, Shape], Pass] = {}
     notes: list[str] = []
     for name, contender in contenders.items():
-        if on_call is not None:
-            on_call(f"checking {name}")
+        settings.on_call(f"checking {name}")
         try:
-            errors[name] = largest(*(correctness(contender, shape, device) for shape in {cut(shape) for shape in shapes}))
+            errors[name] = largest(
+                *(correctness(contender, shape, settings.device) for shape in {cut(shape) for shape in shapes})
+            )
         except RuntimeError as error:
             if not contender.is_compiled:
                 raise
             notes.append(cannot_compile(name, error))
     right = {name: contenders[name] for name, error in errors.items() if error <= TOLERANCE}
     for shape in shapes:
-        inputs, reasons = random_inputs(shape, device=device), skip_reasons(right, shape, backward, seconds, device)
+        inputs, reasons = random_inputs(shape, device=settings.device), skip_reasons(right, shape, settings)
         skipped |= {(name, shape): reason for name, reason in reasons.items()}
         for name, contender in right.items():
             if name in reasons or name not in errors:
                 continue
-            passes[name, shape] = one = Pass(contender.build(shape), inputs, backward)
+            passes[name, shape] = one = Pass(contender.build(shape), inputs, settings.backward)
             try:
                 if contender.is_compiled:
                     one()
@@ -171,10 +156,8 @@ def cannot_compile(name: str, error: RuntimeError) -> str:
     return f"{name} is left out: it could not be compiled ({type(error).__name__}: {str(error).splitlines()[0]})"
 
 
-def skip_reasons(
-    contenders: Mapping[str, Contender], shape: Shape, backward: bool, seconds: float, device: str
-) -> dict[str, str]:
-    """Why contenders are not worth trying, by name: one call would take longer than `seconds` or more memory than is free.
+def skip_reasons(contenders: Mapping[str, Contender], shape: Shape, settings: Settings) -> dict[str, str]:
+    """Why contenders are not worth trying, by name: one call would take too long or more memory than is free.
 
     The forecast is from a call at LONGEST_CHECKED tokens, time growing as matmuls do and memory as tokens do; up to that length
     there is none. A compiled contender gets the forecast of the published form, from which it is compiled.
@@ -184,11 +167,10 @@ def skip_reasons(
         return {}
     for name, contender in contenders.items():
         if not contender.is_compiled:
-            one = Pass(contender.build(short), random_inputs(short, device=device), backward)
-            size = allocated_peak(one, device) * shape[2] // short[2]  # this call also warms up
+            one = Pass(contender.build(short), random_inputs(short, device=settings.device), settings.backward)
+            size = allocated_peak(one, settings.device) * shape[2] // short[2]  # this call also warms up
             longer = contender.flops(shape) / contender.flops(short)
-            expected = longer * quickest(one, seconds / longer)
-            found[name] = skip_reason(size, expected, limit=seconds, device=device)
+            found[name] = skip_reason(size, longer * quickest(one, settings.seconds / longer), settings)
     found |= {name: found.get(YARDSTICK) for name, one in contenders.items() if one.is_compiled}
     return {name: reason for name, reason in found.items() if reason is not None}
 

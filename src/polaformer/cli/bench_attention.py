@@ -81,10 +81,10 @@ class BenchAttention(Bench, Rounds, Mechanisms):
 
         self.check_device()
         compared = chosen(names(), self.only, self.without)
-        setup = Setup(**self.sizes, backward=self.mode == "both", rounds=self.rounds, seconds=self.seconds, device=self.device)
         calls = len(compared) * (1 + (self.rounds + 2) * len(lengths))
         with described(self.threads) as machine, counted(calls, 1) as tell:
-            rows = compare(lengths, compared, setup, on_call=tell("lengths"))
+            settings = (self.mode == "both", self.rounds, self.seconds, self.device, tell("lengths"))
+            rows = compare(lengths, compared, Setup(*settings, **self.sizes))
         setting = f"{PASSES[self.mode]}, {self.setting}, {threads_text(machine)}"
 
         def draw(path: Path) -> None:

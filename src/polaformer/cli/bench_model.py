@@ -1,7 +1,7 @@
 """`polaformer bench model`: images per second of whole models, as ratios first."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -64,15 +64,17 @@ class BenchModel(Bench, Rounds, Models):
         self.check_device()
         from polaformer.bench.machine import described
         from polaformer.bench.model import benchmark
+        from polaformer.bench.runner import Settings
 
         cases = [(name, size) for name in dict.fromkeys(self.models) for size in sorted(set(self.sizes))]
-        settings: dict[str, Any] = {"rounds": self.rounds, "seconds": self.seconds, "device": self.device, "batch": self.batch}
-        settings |= {"train": self.mode == "train", "with_compiled": self.compile}
+        settings = Settings(self.mode == "train", self.rounds, self.seconds, self.device)
+        options: dict[str, Any] = {"batch": self.batch, "with_compiled": self.compile}
         found: Found = {}
         calls = (ROWS + self.compile) * (self.rounds + 2)
         with described(self.threads) as machine, counted(calls, len(cases)) as begin:
             for name, size in cases:
-                found[name, size] = benchmark(name, size=size, on_call=begin(f"{name}, {size} pixels"), **settings)
+                announced = replace(settings, on_call=begin(f"{name}, {size} pixels"))
+                found[name, size] = benchmark(name, announced, size=size, **options)
         setting = f"{STEPS[self.mode]}, batch {self.batch}, float32, {threads_text(machine)}"
         record: dict[str, Any] = {"command": "bench model", "mode": self.mode, "batch": self.batch, "device": self.device}
         models = [{"model": name, "size": size} | result.as_record() for (name, size), result in found.items()]

@@ -1,7 +1,7 @@
 """`polaformer bench op`: the speed of the operator on this machine, as ratios first."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from polaformer.bench.length import Curve
     from polaformer.bench.measure import Ratio
     from polaformer.bench.op import Result, Row
+    from polaformer.bench.runner import Settings
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,13 @@ class BenchOp(Bench, Rounds, Lengths, Shapes):
         self.check_common(self.rounds, figure_needs=None if self.lengths else needs)
         is_both = self.mode == "both"
         contenders, notes = self.contenders(self.without, backward=is_both)
-        settings = {"backward": is_both, "rounds": self.rounds, "seconds": self.seconds, "device": self.device}
+        from polaformer.bench.runner import Settings
+
+        settings = Settings(is_both, self.rounds, self.seconds, self.device)
         return (self._at_lengths if self.lengths else self._at_shapes)(shapes, contenders, notes, settings)
 
     def _at_shapes(
-        self, shapes: list[Shape], contenders: "dict[str, Contender]", notes: list[str], settings: dict[str, Any]
+        self, shapes: list[Shape], contenders: "dict[str, Contender]", notes: list[str], settings: "Settings"
     ) -> Report:
         from polaformer.bench.machine import described
         from polaformer.bench.op import benchmark
@@ -58,7 +61,7 @@ class BenchOp(Bench, Rounds, Lengths, Shapes):
         found: dict[Shape, Result] = {}
         with described(self.threads) as machine, counted((len(contenders) + 1) * (self.rounds + 2), len(shapes)) as begin:
             for shape in shapes:
-                found[shape] = benchmark(shape, contenders=contenders, on_call=begin(shape_text(shape)), **settings)
+                found[shape] = benchmark(shape, contenders, replace(settings, on_call=begin(shape_text(shape))))
         notes = list(dict.fromkeys([*notes, *(note for one in found.values() for note in one.notes)]))
         record = self._record(machine, notes)
         record["shapes"] = [{"shape": shape} | result.as_record() for shape, result in found.items()]
@@ -68,7 +71,7 @@ class BenchOp(Bench, Rounds, Lengths, Shapes):
         return Report(record, shown, lambda _: None, correct, skipped)
 
     def _at_lengths(
-        self, shapes: list[Shape], contenders: "dict[str, Contender]", notes: list[str], settings: dict[str, Any]
+        self, shapes: list[Shape], contenders: "dict[str, Contender]", notes: list[str], settings: "Settings"
     ) -> Report:
         from polaformer.analysis.bench_figures import save_times
         from polaformer.bench.length import time_lengths
@@ -79,7 +82,7 @@ class BenchOp(Bench, Rounds, Lengths, Shapes):
         lengths = [shape[2] for shape in shapes]
         calls = len(contenders) * (self.rounds + 1) * len(lengths)
         with described(self.threads) as machine, counted(calls, 1) as begin:
-            curves = time_lengths(lengths, contenders, on_call=begin("lengths"), **self.sizes, **settings)
+            curves = time_lengths(lengths, contenders, replace(settings, on_call=begin("lengths")), **self.sizes)
         setting = f"{PASSES[self.mode]}, {self.setting}, {threads_text(machine)}"
 
         def draw(path: Path) -> None:
