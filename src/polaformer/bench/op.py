@@ -117,38 +117,33 @@ def benchmark(shape: Shape, contenders: Mapping[str, Contender] | None = None, s
 
 def prepare(contenders: Mapping[str, Contender], shapes: Sequence[Shape], settings: Settings) -> Prepared:
     """Check the contenders at all shapes, forecast what is worth trying, and compile and check again what will be timed."""
-    errors: dict[str, float] = {}
-    skipped: dict[tuple[str, Shape], str] = {}
-    passes: dict[tuple[str, Shape], Pass] = {}
-    notes: list[str] = []
+    ready = Prepared({}, {}, {}, [])
+    errors, checked = ready.errors, {cut(shape) for shape in shapes}
     for name, contender in contenders.items():
         settings.on_call(f"checking {name}")
         try:
-            errors[name] = largest(
-                *(correctness(contender, shape, settings.device) for shape in {cut(shape) for shape in shapes})
-            )
+            errors[name] = largest(*(correctness(contender, shape, settings.device) for shape in checked))
         except RuntimeError as error:
             if not contender.is_compiled:
                 raise
-            notes.append(cannot_compile(name, error))
+            ready.notes.append(cannot_compile(name, error))
     right = {name: contenders[name] for name, error in errors.items() if error <= TOLERANCE}
     for shape in shapes:
         inputs, reasons = random_inputs(shape, device=settings.device), skip_reasons(right, shape, settings)
-        skipped |= {(name, shape): reason for name, reason in reasons.items()}
-        for name, contender in right.items():
-            if name in reasons or name not in errors:
-                continue
-            passes[name, shape] = one = Pass(contender.build(shape), inputs, settings.backward)
+        ready.skipped.update({(name, shape): reason for name, reason in reasons.items()})
+        for name in [name for name in right if name in errors and name not in reasons]:
+            one = Pass(right[name].build(shape), inputs, settings.backward)
             try:
-                if contender.is_compiled:
+                if right[name].is_compiled:
                     one()
             except RuntimeError as error:
-                notes.append(cannot_compile(name, error))
-                del errors[name], passes[name, shape]
+                ready.notes.append(cannot_compile(name, error))
+                del errors[name]
             else:
-                errors[name] = largest(errors[name], correctness_at_length(contender, one))
-    correct = {key: one for key, one in passes.items() if errors.get(key[0], float("nan")) <= TOLERANCE}
-    return Prepared(errors, skipped, correct, notes)
+                ready.passes[name, shape] = one
+                errors[name] = largest(errors[name], correctness_at_length(right[name], one))
+    correct = {key: one for key, one in ready.passes.items() if errors.get(key[0], float("nan")) <= TOLERANCE}
+    return ready._replace(passes=correct)
 
 
 def cannot_compile(name: str, error: RuntimeError) -> str:

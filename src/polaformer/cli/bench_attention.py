@@ -50,12 +50,6 @@ class BenchAttention(Bench, Rounds, Mechanisms):
 
     lengths: tuple[int, ...] = (256, 1024, 4096, 16384)
     """Numbers of tokens to measure at."""
-    batch: int = 1
-    """Batch size."""
-    heads: int = 4
-    """Number of heads."""
-    width: int = 32
-    """Head width."""
     without: tuple[str, ...] = ()
     """Mechanisms to leave out; for instance --without kernelized synthesizer."""
     mode: Literal["forward", "both"] = "forward"

@@ -39,8 +39,6 @@ class BenchMemory(Bench, Lengths, Shapes):
     Example: polaformer bench memory --lengths 1024 2048 4096 --figure memory.png
     """
 
-    without: tuple[str, ...] = ()
-    """Rows to leave out, by a part of their name; for instance --without compile materialised."""
     seconds: float = 120.0
     """Time per process; one that takes longer is stopped, and its row says so."""
     figure: Path | None = None

@@ -49,11 +49,11 @@ class Lengths:
     lengths: tuple[int, ...] = ()
     """Numbers of tokens to measure at, instead of --shapes."""
     batch: int = 1
-    """Batch size for --lengths."""
+    """Batch size at all --lengths."""
     heads: int = 4
-    """Number of heads for --lengths."""
+    """Number of heads at all --lengths."""
     width: int = 32
-    """Head width for --lengths."""
+    """Head width at all --lengths."""
     without: tuple[str, ...] = ()
     """Rows to leave out, by a part of their name; for instance --without compile softmax."""
 
