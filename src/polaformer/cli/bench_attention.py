@@ -68,7 +68,6 @@ class BenchAttention(Bench, Rounds, Mechanisms):
         with steps({"loading PyTorch": 3.0}) as begin:
             begin("loading PyTorch")
             load("polaformer.bench.attention")
-        from polaformer.analysis.attention_figures import save_mechanisms
         from polaformer.attention import names
         from polaformer.bench.attention import Setup, compare
         from polaformer.bench.machine import described
@@ -82,6 +81,8 @@ class BenchAttention(Bench, Rounds, Mechanisms):
         setting = f"{PASSES[self.mode]}, {self.setting}, {threads_text(machine)}"
 
         def draw(path: Path) -> None:
+            from polaformer.analysis.attention_figures import save_mechanisms
+
             title = "\n".join([f"Time: {setting}.", IN_FIGURE, *busy_lines(machine)])
             times = {name: row.medians for name, row in rows.items()}
             save_mechanisms(path, times, {name: row.peaks("forward") for name, row in rows.items()}, title=title)

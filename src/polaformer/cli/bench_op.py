@@ -73,7 +73,6 @@ class BenchOp(Bench, Rounds, Lengths, Shapes):
     def _at_lengths(
         self, shapes: list[Shape], contenders: "dict[str, Contender]", notes: list[str], settings: "Settings"
     ) -> Report:
-        from polaformer.analysis.bench_figures import save_times
         from polaformer.bench.length import time_lengths
         from polaformer.bench.machine import described
 
@@ -86,6 +85,8 @@ class BenchOp(Bench, Rounds, Lengths, Shapes):
         setting = f"{PASSES[self.mode]}, {self.setting}, {threads_text(machine)}"
 
         def draw(path: Path) -> None:
+            from polaformer.analysis.bench_figures import save_times
+
             title = "\n".join([setting.capitalize(), *busy_lines(machine)])
             times, slopes = ({name: getattr(one, what) for name, one in curves.items()} for what in ("medians", "slope"))
             save_times(path, times, slopes, title=title)
