@@ -1,6 +1,7 @@
 """All attention mechanisms side by side: what is checked, measured, skipped, and in which order it comes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from polaformer.attention import facts, names, registry
 from polaformer.attention.core import Facts
 from polaformer.attention.mechanisms.linear import LinearCore
-from polaformer.bench import attention
+from polaformer.bench import attention, runner
 from polaformer.bench.agreement import random_inputs
 from polaformer.bench.attention import BOTH, FORWARD, SAVED, SMALL, Cost, Point, Row, Setup, compare, core_pass, correctness
 from polaformer.bench.measure import Ratio, Timing
@@ -56,7 +57,7 @@ def test_a_wrong_mechanism_gets_no_number_and_comes_last(register: Callable[[str
 
 def test_a_row_has_time_speedup_and_three_kinds_of_memory_at_every_length() -> None:
     told: list[str] = []
-    rows = compare([32, 16], ["linear", "linformer", "softmax"], TINY, on_call=told.append)
+    rows = compare([32, 16], ["linear", "linformer", "softmax"], replace(TINY, on_call=told.append))
     for row in rows.values():
         assert list(row.points) == [16, 32]
         for point in row.points.values():
@@ -110,21 +111,21 @@ def test_cost_grows_by_class() -> None:
 
 
 def test_a_call_that_would_take_too_long_or_too_much_memory_is_foretold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "available_bytes", lambda: 10**9)
+    monkeypatch.setattr(runner, "available_bytes", lambda: 10**9)
     setup = Setup(seconds=10)
-    assert attention.why_not(None, "softmax", 10**6, setup) is None
-    assert attention.why_not(Cost(1024, 0.5, 10**6), "linear", 4096, setup) is None
-    assert attention.why_not(Cost(1024, 1.0, 10**6), "softmax", 4096, setup) == "would take about 16 s"
-    needs = attention.why_not(Cost(1024, 1e-3, 10**8), "softmax", 4096, setup)
-    assert needs == "would need about 1.6 GB, 0.8 GB may be used"
+    assert attention.skip_reason(None, "softmax", 10**6, setup) is None
+    assert attention.skip_reason(Cost(1024, 0.5, 10**6), "linear", 4096, setup) is None
+    assert attention.skip_reason(Cost(1024, 1.0, 10**6), "softmax", 4096, setup) == "would take about 16 s"
+    needs = attention.skip_reason(Cost(1024, 1e-3, 10**8), "softmax", 4096, setup)
+    assert needs == "would need about 1.6 GB of memory, 0.8 GB may be used"
     # Softmax on a fused kernel takes quadratic time in linear memory.
     linear = Cost.after(Cost(256, 1e-3, 10**7), 1024, 1e-3, 4 * 10**7)
     assert linear.exponent == pytest.approx(1.0)
-    assert attention.why_not(linear, "softmax", 4096, setup) is None
+    assert attention.skip_reason(linear, "softmax", 4096, setup) is None
 
 
 def test_what_is_skipped_says_why_and_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "available_bytes", lambda: 10**8)  # N² of the synthesizer at 4096 tokens take 128 MiB
+    monkeypatch.setattr(runner, "available_bytes", lambda: 10**8)  # N² of the synthesizer at 4096 tokens take 128 MiB
     setup = Setup(num_heads=2, width=8, rounds=1, seconds=5)
     made: list[tuple[str, int]] = []
     build = Setup.core
@@ -155,7 +156,7 @@ def test_a_length_that_is_too_noisy_has_no_numbers_but_its_memory(
     def measure(calls, **_):  # type: ignore[no-untyped-def]
         return {name: Timing((1.0, 2.0, 4.0) * 5 if name == noisy else (1.0,) * 15, 0.0) for name in calls}
 
-    monkeypatch.setattr(attention, "measure", measure)
+    monkeypatch.setattr(runner, "measure", measure)
     for row in compare([16, 32], names, TINY).values():
         assert row.slope is None
         for point in row.points.values():

@@ -1,16 +1,16 @@
-"""The gate before every number: every row of the output and of every gradient, at the length that is timed."""
+"""Correctness before every number: every row of the output and of every gradient, at the length that is timed."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from polaformer.bench import correctness as gate
-from polaformer.bench.agreement import differences, random_inputs, worst
+from polaformer.bench import correctness as correctness_module
+from polaformer.bench.agreement import Pass, differences, random_inputs, worst
 from polaformer.bench.contenders import CONTENDERS, Contender, polarity_in_linear_form, softmax_by_maps, working
 from polaformer.bench.correctness import correctness, correctness_at_length
 from polaformer.bench.length import time_lengths
 from polaformer.bench.op import TOLERANCE, benchmark
-from polaformer.bench.passes import Pass
+from polaformer.bench.runner import Settings
 from polaformer.ops.polarity import reference
 from polaformer.ops.polarity.operator import polarity_attention
 
@@ -48,17 +48,17 @@ def test_one_wrong_row_beyond_the_longest_length_with_gradients_is_found_and_get
     shape, wrong = (1, 1, 6000, 8), wrong_in(slice(4999, 5000), polarity_in_linear_form)
     assert correctness(wrong, shape) < TOLERANCE
     for backward in (False, True):
-        rows = benchmark(shape, backward=backward, rounds=1, contenders={"wrong": wrong}).rows
+        rows = benchmark(shape, contenders={"wrong": wrong}, settings=Settings(backward=backward, rounds=1)).rows
         assert not rows["wrong"].correct
         assert rows["wrong"].timing is None
-    curve = time_lengths([512, 6000], {"wrong": wrong}, num_heads=1, width=8, rounds=1)["wrong"]
+    curve = time_lengths([512, 6000], {"wrong": wrong}, num_heads=1, width=8, settings=Settings(rounds=1))["wrong"]
     assert not curve.correct
     assert list(curve.timings.values()) == [None, None]
 
 
 def test_where_an_output_is_huge_its_beginning_middle_and_end_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "WHOLE", 1000)
-    monkeypatch.setattr(gate, "STRETCH", 10)
+    monkeypatch.setattr(correctness_module, "WHOLE", 1000)
+    monkeypatch.setattr(correctness_module, "STRETCH", 10)
     inputs = random_inputs((1, 1, 6000, 8))
 
     def error(row: int) -> float:
@@ -81,7 +81,7 @@ def test_every_linear_form_equals_its_explicit_maps(name: str) -> None:
     one = CONTENDERS[name]
     assert one.linear is not None
     inputs = random_inputs((2, 2, 33, 7), dtype=torch.float64)
-    assert worst(differences(one.linear, one.truth, inputs)) < 1e-12
+    assert worst(differences(one.linear, one.reference, inputs)) < 1e-12
 
 
 # ---- where true gradients are 0 or almost, and what is computed is rounding ----

@@ -6,6 +6,7 @@ from torch import Tensor
 from polaformer.bench.contenders import CONTENDERS, YARDSTICK, Contender
 from polaformer.bench.length import Curve, slope, time_at, time_lengths
 from polaformer.bench.measure import Ratio, Timing
+from polaformer.bench.runner import Settings
 from polaformer.ops.polarity import reference
 
 LINEAR = "linear (ELU + 1)"
@@ -38,7 +39,7 @@ def test_a_doubling_is_compared_within_rounds_and_a_step_of_four_counts_as_two()
 def test_curves_have_a_time_at_every_length_and_one_of_their_own_for_each_contender() -> None:
     contenders = {name: CONTENDERS[name] for name in (YARDSTICK, LINEAR)}
     told: list[str] = []
-    curves = time_lengths([32, 16], contenders, num_heads=2, width=8, rounds=2, on_call=told.append)
+    curves = time_lengths([32, 16], contenders, num_heads=2, width=8, settings=Settings(rounds=2, on_call=told.append))
     assert list(curves) == list(contenders)
     assert list(curves[LINEAR].timings) == [16, 32]
     assert all(timing is not None and len(timing.samples) == 2 for timing in curves[LINEAR].timings.values())
@@ -60,7 +61,7 @@ def test_a_wrong_contender_gets_no_curve() -> None:
 
 def test_lengths_that_would_take_too_long_are_skipped_with_the_reason() -> None:
     softmax = {"softmax (SDPA)": CONTENDERS["softmax (SDPA)"]}
-    curve = time_lengths([64, 2**18], softmax, num_heads=1, width=8, rounds=1, seconds=3.0)["softmax (SDPA)"]
+    curve = time_lengths([64, 2**18], softmax, num_heads=1, width=8, settings=Settings(rounds=1, seconds=3.0))["softmax (SDPA)"]
     assert curve.timings[64] is not None
     assert curve.timings[2**18] is None
     assert curve.skipped[2**18].startswith("would take about")

@@ -6,12 +6,10 @@ import sys
 import pytest
 import torch
 
-from polaformer.bench.memory import allocated_peak, available_bytes, resident_peak, saved_bytes
-from polaformer.bench.memory_probe import Question
-from polaformer.bench.memory_probing import probe
+from polaformer.bench.memory import Question, allocated_peak, available_bytes, probe, resident_peak, saved_bytes
 
 MEBI = 2**20
-linux = pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the system does not report it")
 
 
 def test_saved_bytes_of_a_product_are_its_two_factors_each_storage_once() -> None:

@@ -1,5 +1,7 @@
 """The benchmark of whole models: the right rivals, the right comparison, no number for a wrong one."""
 
+from dataclasses import replace
+
 import pytest
 import timm
 import torch
@@ -7,14 +9,16 @@ import torch
 from models import SMALL
 from polaformer.backbones import list_models
 from polaformer.bench import model as bench_model
+from polaformer.bench import runner
 from polaformer.bench.model import OURS, PUBLISHED, TIMM, TWIN, benchmark, build
 from polaformer.bench.published_layer import PublishedLayer
+from polaformer.bench.runner import Settings
 
-QUICK = {"size": 64, "batch": 2, "rounds": 1, "num_classes": 5}  # one round: several may disagree, and are then refused
+QUICK = Settings(rounds=1, seconds=40.0)  # one round: several may disagree, and are then refused
 
 
-def small(name: str, **options: object) -> bench_model.ModelResult:
-    return benchmark(name, **QUICK, **SMALL[name], **options)  # type: ignore[arg-type]
+def small(name: str, **settings: object) -> bench_model.ModelResult:
+    return benchmark(name, replace(QUICK, **settings), size=64, batch=2, num_classes=5, **SMALL[name])  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +40,7 @@ def test_ours_agrees_with_the_published_form_and_all_are_timed_in_turns(name: st
 
 
 def test_a_training_step_compares_gradients_and_counts_what_is_saved() -> None:
-    result = small("pola_pvt_tiny", train=True)
+    result = small("pola_pvt_tiny", backward=True)
     assert (result.rows[OURS].gradients_error or 1.0) < 1e-4
     ratio = result.saved_ratio(PUBLISHED)
     assert ratio is not None
@@ -65,8 +69,8 @@ def test_a_model_that_differs_from_the_published_form_gets_no_number(name: str, 
 
 def test_what_would_take_too_long_or_too_much_memory_is_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (small("pola_deit_tiny", seconds=1e-6).rows[TWIN].skipped or "").startswith("would take about")
-    monkeypatch.setattr(bench_model, "available_bytes", lambda: 1)
-    assert "GB of memory" in (small("pola_deit_tiny", train=True).rows[TWIN].skipped or "")
+    monkeypatch.setattr(runner, "available_bytes", lambda: 1)
+    assert "GB of memory" in (small("pola_deit_tiny", backward=True).rows[TWIN].skipped or "")
 
 
 def test_powers_scales_and_tables_of_ours_are_not_trivial_and_the_same_each_time() -> None:

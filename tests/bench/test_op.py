@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polaformer.bench import forecast
+from polaformer.bench import runner
 from polaformer.bench.agreement import Attention, Difference, differences, random_inputs, worst
 from polaformer.bench.contenders import (
     COMPILED,
@@ -23,6 +23,7 @@ from polaformer.bench.contenders import (
 )
 from polaformer.bench.correctness import correctness
 from polaformer.bench.op import SGEMM_SIZE, TOLERANCE, benchmark
+from polaformer.bench.runner import Settings
 from polaformer.ops.polarity import backends, reference
 from polaformer.ops.polarity.operator import polarity_attention
 
@@ -61,7 +62,9 @@ def test_every_contender_computes_what_it_should_at_even_and_odd_widths(name: st
 
 @pytest.mark.parametrize("wrong", [wrong_value, wrong_gradient, not_a_number])
 def test_a_wrong_backend_is_refused_and_gets_no_number(wrong: Attention) -> None:
-    rows = benchmark(SHAPE, rounds=1, contenders={"wrong": contender(wrong), YARDSTICK: CONTENDERS[YARDSTICK]}).rows
+    rows = benchmark(
+        SHAPE, contenders={"wrong": contender(wrong), YARDSTICK: CONTENDERS[YARDSTICK]}, settings=Settings(rounds=1)
+    ).rows
     assert not rows["wrong"].error <= TOLERANCE
     assert not rows["wrong"].correct
     assert rows["wrong"].timing is None
@@ -85,7 +88,7 @@ def test_if_all_are_wrong_nothing_is_timed() -> None:
 @pytest.mark.parametrize("backward", [False, True])
 def test_every_contender_gets_a_time_and_a_ratio_to_the_published_form(backward: bool) -> None:
     contenders = plain(backward=backward)
-    rows = benchmark(SHAPE, backward=backward, rounds=1, contenders=contenders).rows
+    rows = benchmark(SHAPE, contenders=contenders, settings=Settings(backward=backward, rounds=1)).rows
     assert list(rows) == list(contenders)
     assert {"polarity (torch)", YARDSTICK, "linear (ELU + 1)", "softmax (SDPA)"} <= set(rows)
     for row in rows.values():
@@ -105,13 +108,13 @@ def test_gradients_are_recorded_only_when_the_backward_pass_is_timed(backward: b
         recorded.append(out.requires_grad)
         return out
 
-    benchmark(SHAPE, backward=backward, rounds=3, contenders={"watched": contender(watched)})
+    benchmark(SHAPE, contenders={"watched": contender(watched)}, settings=Settings(backward=backward, rounds=3))
     # The check, what is saved for backward, the warm-up, three rounds.
     assert recorded == [True] + [True] * backward + 4 * [backward]
 
 
 def test_what_takes_too_long_is_skipped_but_not_called_incorrect() -> None:
-    row = benchmark(SHAPE, seconds=1e-9, contenders={YARDSTICK: CONTENDERS[YARDSTICK]}).rows[YARDSTICK]
+    row = benchmark(SHAPE, contenders={YARDSTICK: CONTENDERS[YARDSTICK]}, settings=Settings(seconds=1e-9)).rows[YARDSTICK]
     assert row.correct
     assert row.as_record()["median"] is None
     assert row.timing is not None
@@ -148,7 +151,7 @@ def test_softmax_at_many_tokens_is_foretold_and_not_run() -> None:
 
     softmax = replace(CONTENDERS["softmax (SDPA)"], build=lambda _: watched)
     contenders = {"softmax (SDPA)": softmax, "linear (ELU + 1)": CONTENDERS["linear (ELU + 1)"]}
-    rows = benchmark((1, 1, 2**18, 8), rounds=1, seconds=3.0, contenders=contenders).rows
+    rows = benchmark((1, 1, 2**18, 8), contenders=contenders, settings=Settings(rounds=1, seconds=3.0)).rows
     assert rows["softmax (SDPA)"].timing is None
     assert re.fullmatch(r"would take about \d+ s", rows["softmax (SDPA)"].skipped or "")
     assert rows["softmax (SDPA)"].correct
@@ -158,20 +161,20 @@ def test_softmax_at_many_tokens_is_foretold_and_not_run() -> None:
 
 def test_one_busy_moment_does_not_decide_what_is_skipped() -> None:
     times = iter([0.05, 0.0, 0.05])
-    assert forecast.quickest(lambda: time.sleep(next(times)), enough=0.04) < 0.04
+    assert runner.quickest(lambda: time.sleep(next(times)), enough=0.04) < 0.04
     assert next(times) == 0.05  # the second call was quick enough
 
 
 def test_what_needs_more_memory_than_is_free_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forecast, "available_bytes", lambda: 10**6)
-    row = benchmark((1, 1, 8192, 8), rounds=1, contenders={YARDSTICK: CONTENDERS[YARDSTICK]}).rows[YARDSTICK]
+    monkeypatch.setattr(runner, "available_bytes", lambda: 10**6)
+    row = benchmark((1, 1, 8192, 8), contenders={YARDSTICK: CONTENDERS[YARDSTICK]}, settings=Settings(rounds=1)).rows[YARDSTICK]
     assert row.timing is None
     assert "GB of memory" in (row.skipped or "")
 
 
 def test_operations_are_counted_as_dense_products_and_shown_in_what_sgemm_does() -> None:
     shape = (1, 4, 4096, 32)
-    result = benchmark(shape, rounds=1, contenders={"polarity (torch)": CONTENDERS["polarity (torch)"]})
+    result = benchmark(shape, contenders={"polarity (torch)": CONTENDERS["polarity (torch)"]}, settings=Settings(rounds=1))
     row = result.rows["polarity (torch)"]
     assert row.flops == 8 * 4 * 4096 * 32**2
     assert row.timing is not None
@@ -184,7 +187,7 @@ def test_operations_are_counted_as_dense_products_and_shown_in_what_sgemm_does()
 
 def test_our_fastest_is_compared_with_every_other_and_the_unsafe_form_is_not_ours() -> None:
     contenders = plain()
-    result = benchmark((1, 2, 64, 8), rounds=1, contenders=contenders)
+    result = benchmark((1, 2, 64, 8), contenders=contenders, settings=Settings(rounds=1))
     assert result.fastest in {name for name, one in contenders.items() if one.is_ours}
     assert set(result.fastest_over) == set(contenders)
     assert result.fastest_over[result.fastest] == (1.0, 1.0, 1.0, 1)
@@ -195,7 +198,7 @@ def test_our_fastest_is_compared_with_every_other_and_the_unsafe_form_is_not_our
 
 
 def test_saved_bytes_are_compared_with_the_published_form() -> None:
-    result = benchmark((1, 2, 64, 8), backward=True, rounds=1, contenders=plain(backward=True))
+    result = benchmark((1, 2, 64, 8), contenders=plain(backward=True), settings=Settings(backward=True, rounds=1))
     rows = result.rows
     ours, published = rows["polarity (torch)"], rows[YARDSTICK]
     assert published.saved_ratio == 1.0
@@ -218,7 +221,7 @@ def test_a_backend_that_does_not_work_is_left_out_with_the_reason(monkeypatch: p
 
 def test_the_published_form_is_compiled_before_it_is_timed_and_computes_the_same() -> None:
     contenders = {YARDSTICK: CONTENDERS[YARDSTICK], COMPILED: CONTENDERS[COMPILED]}
-    result = benchmark((1, 1, 16, 4), rounds=1, contenders=contenders)
+    result = benchmark((1, 1, 16, 4), contenders=contenders, settings=Settings(rounds=1))
     assert result.notes == []
     row = result.rows[COMPILED]
     assert row.correct
@@ -231,7 +234,7 @@ def test_what_cannot_be_compiled_is_left_out_with_a_line() -> None:
         return polarity_attention(q, k, v, power) * len(str(q.sum().item()))
 
     broken = Contender(lambda _: compiled(stubborn), reference.polarity_attention, is_compiled=True)
-    result = benchmark(SHAPE, rounds=1, contenders={YARDSTICK: CONTENDERS[YARDSTICK], "broken": broken})
+    result = benchmark(SHAPE, contenders={YARDSTICK: CONTENDERS[YARDSTICK], "broken": broken}, settings=Settings(rounds=1))
     assert list(result.rows) == [YARDSTICK]
     assert len(result.notes) == 1
     assert result.notes[0].startswith("broken is left out: it could not be compiled (")

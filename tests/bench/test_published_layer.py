@@ -53,7 +53,7 @@ def test_other_image_sizes_resize_the_tables_alike() -> None:
 @pytest.mark.parametrize("options", [{"polarity": "same"}, {"gate": "matrix"}, {"conv": "deformable"}])
 def test_a_layer_that_was_never_published_is_refused(options: dict[str, str]) -> None:
     model = small("pola_deit_tiny", attention_options=options)
-    with pytest.raises(ValueError, match="which the authors' code has not"):
+    with pytest.raises(ValueError, match="which the authors' code does not have"):
         as_published(model)
 
 

@@ -110,25 +110,21 @@ def test_everything_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "module", "baseline"),
+    ("command", "baseline"),
     [
-        ([*TINY, "--only", "pola"], "attention", "softmax"),
-        (["bench", "op", "--shapes", "1,1,8,4", "--without", "compile", "cpu"], "op", "polarity (published)"),
-        (["bench", "model", "--models", "pola_pvt_v2_b0", "--sizes", "32", "--batch", "1"], "model", "ours"),
+        ([*TINY, "--only", "pola"], "softmax"),
+        (["bench", "op", "--shapes", "1,1,8,4", "--without", "compile", "cpu"], "polarity (published)"),
+        (["bench", "model", "--models", "pola_pvt_v2_b0", "--sizes", "32", "--batch", "1"], "ours"),
     ],
 )
 def test_a_noisy_table_shows_no_number_says_what_to_do_and_gives_code_75(
-    command: list[str],
-    module: str,
-    baseline: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    command: list[str], baseline: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def measure(calls, **settings):  # type: ignore[no-untyped-def]
         assert settings["baseline"] == baseline
         return {name: Timing((0.01, 0.02, 0.04, 0.01, 0.01) if name == baseline else (0.01,) * 5, 0.0) for name in calls}
 
-    monkeypatch.setattr(f"polaformer.bench.{module}.measure", measure)
+    monkeypatch.setattr("polaformer.bench.runner.measure", measure)
     code, out, err = run(command, capsys)
     assert code == 75
     assert "too noisy: " in out
@@ -141,7 +137,7 @@ def test_a_noisy_table_shows_no_number_says_what_to_do_and_gives_code_75(
 def test_the_order_and_the_ranks_follow_the_ratios_at_the_longest_length(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from polaformer.bench import attention
+    from polaformer.bench import runner
 
     last = {"softmax": (0.1,), "pola": (0.001,), "linear": (0.002, 0.0021), "hydra": (0.0021, 0.002)}
     lengths = iter([last | {"pola": (0.5,)}, last])  # at the first length pola is the slowest
@@ -149,7 +145,7 @@ def test_the_order_and_the_ranks_follow_the_ratios_at_the_longest_length(
     def measure(calls, **_):  # type: ignore[no-untyped-def]
         return {name: Timing((samples * 15)[:15], 0.0) for name, samples in next(lengths).items() if name in calls}
 
-    monkeypatch.setattr(attention, "measure", measure)
+    monkeypatch.setattr(runner, "measure", measure)
     code, out, _ = run([*TINY, "--only", "pola", "linear", "hydra"], capsys)
     assert code == 0
     found = [[cells[place].strip() for place in (1, 2, 4)] for cells in table(out, "Speed relative to softmax")]
@@ -163,10 +159,10 @@ def test_the_order_and_the_ranks_follow_the_ratios_at_the_longest_length(
 def test_an_incorrect_mechanism_shows_no_number_and_gives_code_1_even_where_it_is_noisy(
     noisy: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from polaformer.bench import attention
+    from polaformer.bench import attention, runner
 
     samples = (0.01, 0.02) if noisy else (0.01, 0.01)
-    monkeypatch.setattr(attention, "measure", lambda calls, **_: dict.fromkeys(calls, Timing(samples, 0.0)))
+    monkeypatch.setattr(runner, "measure", lambda calls, **_: dict.fromkeys(calls, Timing(samples, 0.0)))
     monkeypatch.setattr(attention, "correctness", lambda name, *_: 1e-3 if name == "pola" else 0.0)
     code, out, err = run([*TINY, "--only", "pola"], capsys)
     assert code == 1
@@ -181,10 +177,10 @@ def test_what_would_take_too_long_says_so_in_its_cell(
 ) -> None:
     from polaformer.bench import attention
 
-    def why_not(before: object, name: str, length: int, setup: object) -> str | None:
+    def skip_reason(before: object, name: str, length: int, setup: object) -> str | None:
         return "would take about 99 s" if name == "pola" and length == 32 else None
 
-    monkeypatch.setattr(attention, "why_not", why_not)
+    monkeypatch.setattr(attention, "skip_reason", skip_reason)
     code, out, _ = run([*TINY, "--only", "pola"], capsys)
     assert code == 0
     rows = [line for line in out.splitlines() if line.startswith("│ pola")]

@@ -29,7 +29,10 @@ def _wide_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["bench", "op", "--lengths", "8", "16", "--width", "1"], "the head width between 2 and 1024"),
         (["bench", "op", "--lengths", "8", "16", "--shapes", "1,1,8,4"], "--shapes and --lengths were both given"),
         (["bench", "op", "--lengths", "8", "16", "--figure", "time.jpg"], "give the name of a PNG file"),
-        (["bench", "op", "--without", "sofmax"], "--without has 'sofmax', which is part of no name; did you mean 'softmax'?"),
+        (
+            ["bench", "op", "--without", "sofmax"],
+            "--without has 'sofmax', which is not part of any name; did you mean 'softmax'?",
+        ),
         (["bench", "op", "--without", "published"], "is what the others are compared with; leave it in"),
         (["bench", "op", "--device", "tpu"], "cpu"),
         (["bench", "model", "--models", "pola_swin_tinny"], "did you mean 'pola_swin_tiny'?"),
@@ -40,7 +43,7 @@ def _wide_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["bench", "model", "--batch", "0"], "--batch is 0; give at least 1"),
         (["bench", "model", "--rounds", "0"], "--rounds is 0; give at least 1"),
         (["bench", "model", "--figure", "images.png"], "give two or more --sizes"),
-        (["bench", "memory", "--shapes", "1,1,8"], "--shapes has '1,1,8'; give four whole numbers"),
+        (["bench", "memory", "--shapes", "1,1,8"], "--shapes has '1,1,8'; give four integers"),
         (["bench", "memory", "--seconds", "0"], "--seconds is 0.0; give a positive number"),
         (["bench", "memory", "--figure", "memory.png"], "give --lengths too"),
         (["bench", "memory", "--threads", "0"], "--threads is 0; give 1 to"),
@@ -135,15 +138,15 @@ def test_models_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_memory_shows_ratios_first_and_a_dead_process_in_its_place(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from polaformer.bench import memory_probing
-    from polaformer.bench.memory_probe import Answer
+    from polaformer.bench import memory
+    from polaformer.bench.memory import Answer
 
-    measured = memory_probing.probe
+    measured = memory.probe
 
     def probe(question, **options):  # type: ignore[no-untyped-def]
         return Answer(failed="out of memory") if "materialised" in question.name else measured(question, **options)
 
-    monkeypatch.setattr(memory_probing, "probe", probe)
+    monkeypatch.setattr(memory, "probe", probe)
     code, out, _ = run(MEMORY, capsys)
     assert code == 0
     places = [out.index(text) for text in ("relative to the published form", "Shape 1,1,64,8, MiB", "Measured on")]
@@ -156,12 +159,10 @@ def test_memory_shows_ratios_first_and_a_dead_process_in_its_place(
 def test_memory_by_length_draws_a_figure(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from polaformer.bench import memory_probing
-    from polaformer.bench.memory_probe import Answer
+    from polaformer.bench import memory
+    from polaformer.bench.memory import Answer
 
-    monkeypatch.setattr(
-        memory_probing, "probe", lambda question, **_: Answer(1e-7, 1, *(question.shape[2] * n for n in range(1, 6)))
-    )
+    monkeypatch.setattr(memory, "probe", lambda question, **_: Answer(1e-7, 1, *(question.shape[2] * n for n in range(1, 6))))
     code, out, _ = run(["bench", "memory", "--lengths", "64", "128", "--figure", "memory.png", "--json"], capsys)
     assert code == 0
     assert json.loads(out)["shapes"][1]["rows"]["softmax (materialised)"]["saved"] == 128

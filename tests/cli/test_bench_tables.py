@@ -4,10 +4,11 @@ import pytest
 
 from polaformer.bench.measure import Ratio, Timing
 from polaformer.bench.op import Result, Row
-from polaformer.cli.bench_tables import ratio_text, show
+from polaformer.cli.bench_op import shape_tables
+from polaformer.cli.bench_tables import ratio_text
+from polaformer.cli.output import print_all
 
 PUBLISHED, COMPILED, OURS = "polarity (published)", "published, torch.compile", "polarity (cpu)"
-MACHINE = {"cpu": "a processor", "cores": 2, "torch_threads": 1, "os": "a system", "python": "3", "torch": "2"}
 
 
 def _result(speedups: dict[str, float], saved: int | None) -> Result:
@@ -23,11 +24,10 @@ def test_what_was_compiled_at_one_shape_and_not_at_another_is_shown_at_the_one(
     compiled_at: int, mode: str, saved: int | None, tables: int, capsys: pytest.CaptureFixture[str], monkeypatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    monkeypatch.setattr("polaformer.cli.bench_tables.machine_lines", lambda _: [])
     without, whole = {PUBLISHED: 1.0, OURS: 4.0}, {PUBLISHED: 1.0, COMPILED: 1.6, OURS: 4.0}
     speedups = [whole, without] if compiled_at == 0 else [without, whole]
     shapes = [(1, 2, 24, 6), (1, 2, 48, 6)]
-    show({shape: _result(one, saved) for shape, one in zip(shapes, speedups, strict=True)}, mode, MACHINE, [])
+    print_all(*shape_tables({shape: _result(one, saved) for shape, one in zip(shapes, speedups, strict=True)}, mode))
     lines = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "not compiled" in line]
     rows = [[cell.strip() for cell in line] for line in lines]
     values = ["1.60 (1.6–1.6)", "2.50 (2.5–2.5)", "1.000"][:tables]

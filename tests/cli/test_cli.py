@@ -1,7 +1,9 @@
 """The command line end to end: help, exit codes, the demo and the benchmark."""
 
+import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -57,11 +59,11 @@ def test_help_of_a_command_describes_every_option_and_gives_an_example(name: str
     assert f"Example: polaformer {name} " in out
     described = " ".join(out.replace("│", " ").split())
     command = COMMANDS[name].load()
-    source = Path(sys.modules[command.__module__].__file__ or "").read_text(encoding="utf-8")
+    source = "".join(inspect.getsource(one) for one in command.__mro__ if one is not object)  # options may be inherited
     for field in fields(command):  # type: ignore[arg-type]
         is_positional = "Positional" in str(field.type)
         assert is_positional or f"--{field.name.replace('_', '-')}" in described
-        text = source.split(f"    {field.name}: ", 1)[1].split('"""')[1]
+        (text, *_) = re.findall(rf'    {field.name}: (?:(?!\n    \w|\n\S).)*\n    """(.*?)"""', source, flags=re.DOTALL)
         assert text.split(";")[0] in described
 
 
@@ -98,15 +100,15 @@ def test_an_unknown_command_or_option_gives_code_2_and_the_nearest_name(
         (["demo", "operator", "--lengths", "64"], "a slope needs at least two different lengths"),
         (["demo", "operator", "--lengths", "64", "64"], "a slope needs at least two different lengths"),
         (["demo", "operator", "--lengths"], "a slope needs at least two different lengths"),
-        (["demo", "operator", "--lengths", "0", "64"], "--lengths has 0; give whole numbers from 1"),
-        (["demo", "operator", "--lengths", "-8", "64"], "--lengths has -8; give whole numbers from 1"),
-        (["demo", "operator", "--lengths", "64", "99999999"], "--lengths has 99999999; give whole numbers from 1"),
+        (["demo", "operator", "--lengths", "0", "64"], "--lengths has 0; give integers from 1"),
+        (["demo", "operator", "--lengths", "-8", "64"], "--lengths has -8; give integers from 1"),
+        (["demo", "operator", "--lengths", "64", "99999999"], "--lengths has 99999999; give integers from 1"),
         (["demo", "operator", "--lengths", "many"], "--lengths"),
-        (["demo", "operator", "--seed", "-1"], "--seed is -1; give a whole number from 0"),
+        (["demo", "operator", "--seed", "-1"], "--seed is -1; give an integer from 0"),
         (["demo", "--seed", "-1"], "--seed is -1; give an integer from 0"),
         (["demo", "--epochs", "0"], "--epochs is 0; give an integer from 1"),
         (["bench", "op", "--shapes"], "--shapes is empty"),
-        (["bench", "op", "--shapes", "4,4,3136"], "--shapes has '4,4,3136'; give four whole numbers"),
+        (["bench", "op", "--shapes", "4,4,3136"], "--shapes has '4,4,3136'; give four integers"),
         (["bench", "op", "--shapes", "4,4,0,32"], "must be at least 1"),
         (["bench", "op", "--shapes", "4,4,16,1"], "the head width between 2 and 1024"),
         (["bench", "op", "--shapes", "100000000,8,1,64"], "give a smaller one"),

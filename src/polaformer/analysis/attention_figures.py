@@ -1,4 +1,4 @@
-"""All attention mechanisms in one picture: time and memory against the number of tokens, a group in each column."""
+"""All attention mechanisms in one figure: time and memory against the number of tokens, one group per column."""
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
@@ -22,11 +22,11 @@ GROUPS = {
     "low rank and sampling": ("linformer", "nystrom", "skyformer", "informer"),
     "sparse and full": ("local", "longformer", "bigbird", "reformer", "kernelized", "synthesizer"),
 }
-MOST_LABELS = 5  # of an axis, which is narrow
+MOST_LABELS = 5  # per axis, which is narrow
 
 
 def grouped(names: Sequence[str]) -> dict[str, list[str]]:
-    """The names in each of GROUPS, those of IN_ALL in none; the last group also takes what no group names."""
+    """The names in each of GROUPS, without those of IN_ALL; names that are in no group go to the last one."""
     found = {title: [name for name in members if name in names] for title, members in GROUPS.items()}
     placed = {name for members in GROUPS.values() for name in members} | set(IN_ALL)
     found[list(GROUPS)[-1]] += [name for name in names if name not in placed]
@@ -54,7 +54,7 @@ def save_mechanisms(path: Path, times: Mapping[str, Curve], memory: Mapping[str,
 
 
 def _draw(axes: "Axes", names: Sequence[str], curves: Mapping[str, Curve], scale: float) -> None:
-    """One line a mechanism; colours go by the order of the names."""
+    """One line per mechanism; colours follow the order of the names."""
     looks = zip(cycle(PALETTE[1:]), cycle(MARKERS), strict=False)
     for name in names:
         look = IN_ALL[name] if name in IN_ALL else dict(zip(("color", "marker"), next(looks), strict=True))
@@ -70,7 +70,7 @@ def _draw(axes: "Axes", names: Sequence[str], curves: Mapping[str, Curve], scale
 
 
 def _share_y(row: Sequence["Axes"]) -> None:
-    """One range for all panels of a row, its numbers at the first alone."""
+    """One range for all panels of a row, with tick labels on the first only."""
     from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
     low, high = min(axes.get_ylim()[0] for axes in row), max(axes.get_ylim()[1] for axes in row)

@@ -1,10 +1,10 @@
-"""Figures of benchmarks as PNG files: lines on logarithmic axes, one a contender."""
+"""Figures of benchmarks as PNG files: lines on logarithmic axes, one per contender."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import cycle
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from polaformer.analysis.figures import new_figure, style
 from polaformer.analysis.training_figures import PALETTE
@@ -12,54 +12,67 @@ from polaformer.analysis.training_figures import PALETTE
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Curve = Mapping[int, float | None]  # what was measured at a number of tokens or pixels; None: nothing
+Curve = Mapping[int, float | None]  # by number of tokens or pixels; None: not measured
 MARKERS = "osD^vPX"
 
 
 def save_times(path: Path, times: Mapping[str, Curve], slopes: Mapping[str, float | None], *, title: str) -> None:
     """Seconds against the number of tokens, slopes in the legend."""
-    names = {name: _with_slope(name, slopes[name], "time") for name in times}
-    curves = {names[name]: {n: None if t is None else 1e3 * t for n, t in curve.items()} for name, curve in times.items()}
+    growth = {name: "" if slope is None else f": time ∝ $N^{{{slope:.2f}}}$" for name, slope in slopes.items()}
+    curves = {
+        name + growth[name]: {n: None if t is None else 1e3 * t for n, t in curve.items()} for name, curve in times.items()
+    }
     with style():
         figure = new_figure(7.0, 4.6)
         axes = figure.subplots()
         _draw(axes, curves, most_labels=12)
         _label(axes, "number of tokens N", "time of one call (ms)")
+        axes.legend(frameon=False, fontsize=8)
         axes.set_title(title, loc="left")
         figure.savefig(path)
 
 
 def save_memory(path: Path, panels: Mapping[str, Mapping[str, Curve]], *, title: str) -> None:
-    """Bytes against the number of tokens: one panel for each kind of memory, one line a contender."""
-    with style():
-        figure = new_figure(3.6 * len(panels), 4.6)
-        figure.suptitle(title, fontsize=10, x=0.01, ha="left")
-        all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-        for axes, (name, curves) in zip(all_axes, panels.items(), strict=True):
-            mebi = {key: {n: None if b is None else b / 2**20 for n, b in curve.items()} for key, curve in curves.items()}
-            _draw(axes, mebi)
-            _label(axes, "number of tokens N", "MiB" if axes is all_axes[0] else "", legend=False)
-            axes.set_title(name, loc="left")
-        _shared_legend(figure, all_axes)
-        figure.savefig(path)
+    """Bytes against the number of tokens: one panel per kind of memory, one line per contender."""
+    mebi = {
+        name: {key: {n: None if b is None else b / 2**20 for n, b in curve.items()} for key, curve in curves.items()}
+        for name, curves in panels.items()
+    }
+    _save_panels(path, mebi, title, "number of tokens N", "MiB", size=(3.6 * len(panels), 4.6), sharey=True)
 
 
 def save_images_per_second(path: Path, panels: Mapping[str, Mapping[str, Curve]], *, title: str) -> None:
-    """Images per second against the side of the image in pixels: one panel a model, one line a contender."""
+    """Images per second against the side of the image in pixels: one panel per model, one line per contender."""
+    size = (max(6.0, 3.6 * len(panels)), 4.4)
+    _save_panels(path, panels, title, "side of the image (pixels)", "images per second", size=size)
+
+
+def _save_panels(
+    path: Path,
+    panels: Mapping[str, Mapping[str, Curve]],
+    title: str,
+    x_label: str,
+    y_label: str,
+    *,
+    size: tuple[float, float],
+    sharey: bool = False,
+) -> None:
+    """Panels side by side with one legend below; a name has the same colour in each of them."""
     with style():
-        figure = new_figure(max(6.0, 3.6 * len(panels)), 4.4)
+        figure = new_figure(*size)
         figure.suptitle(title, fontsize=10, x=0.01, ha="left")
-        all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        all_axes = figure.subplots(1, len(panels), sharey=sharey, squeeze=False)[0]
         for axes, (name, curves) in zip(all_axes, panels.items(), strict=True):
             _draw(axes, curves)
-            _label(axes, "side of the image (pixels)", "images per second" if axes is all_axes[0] else "", legend=False)
+            _label(axes, x_label, y_label if axes is all_axes[0] else "")
             axes.set_title(name, loc="left")
-        _shared_legend(figure, all_axes)
+        lines = {line.get_label(): line for axes in all_axes for line in axes.get_lines()}
+        figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=min(len(lines), 4), frameon=False)
         figure.savefig(path)
 
 
 def _draw(axes: "Axes", curves: Mapping[str, Curve], most_labels: int = 6) -> None:
-    """One line a contender on logarithmic axes; colours go by the order of the names, measured or not."""
+    """One line per contender on logarithmic axes; colours follow the order of the names, measured or not."""
     for (name, curve), colour, marker in zip(curves.items(), cycle(PALETTE), cycle(MARKERS), strict=False):
         points = [(x, y) for x, y in curve.items() if y is not None]
         axes.plot([x for x, _ in points], [y for _, y in points], color=colour, marker=marker, markersize=4.5, label=name)
@@ -71,7 +84,7 @@ def _draw(axes: "Axes", curves: Mapping[str, Curve], most_labels: int = 6) -> No
     axes.minorticks_off()
 
 
-def _label(axes: "Axes", x_label: str, y_label: str, *, legend: bool = True) -> None:
+def _label(axes: "Axes", x_label: str, y_label: str) -> None:
     from matplotlib.ticker import LogLocator, StrMethodFormatter
 
     low, high = axes.get_ylim()
@@ -79,14 +92,6 @@ def _label(axes: "Axes", x_label: str, y_label: str, *, legend: bool = True) -> 
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.set(xlabel=x_label, ylabel=y_label)
     axes.grid(which="major", color="0.9")
-    if legend:
-        axes.legend(frameon=False, fontsize=8)
-
-
-def _shared_legend(figure: Any, all_axes: Sequence["Axes"]) -> None:
-    """One legend below all panels; a name has the same colour in each of them."""
-    lines = {line.get_label(): line for axes in all_axes for line in axes.get_lines()}
-    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=min(len(lines), 4), frameon=False)
 
 
 def _short(number: int) -> str:
@@ -95,7 +100,3 @@ def _short(number: int) -> str:
         if number >= 4096 and number % size == 0:
             return f"{number // size}{letter}"
     return str(number)
-
-
-def _with_slope(name: str, slope: float | None, what: str) -> str:
-    return name if slope is None else f"{name}: {what} ∝ $N^{{{slope:.2f}}}$"

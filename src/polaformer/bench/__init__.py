@@ -1,5 +1,1 @@
-"""Speed, memory and agreement, measured: ratios in one run, and no number for what does not compute the right thing."""
-
-from polaformer.bench import agreement, contenders, length, machine, measure, memory, op
-
-__all__ = ["agreement", "contenders", "length", "machine", "measure", "memory", "op"]
+"""Speed, memory and correctness, measured: ratios within one run, and no number for an implementation that is wrong."""

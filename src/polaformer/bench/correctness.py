@@ -1,25 +1,29 @@
 """Whether a contender computes what it should, before it gets a number: every row of its output and of every gradient.
 
-The truth are explicit N×M maps in float64. Where a mechanism also has a form in O(N), that form in float64 stands for them,
-after it was compared with them, output and gradients, at a length at which they can be afforded.
+The reference is the explicit N×M maps in float64. If a mechanism also has a form in O(N), that form in float64 is used instead,
+after it has been compared with the maps, output and gradients, at a length at which they are affordable.
 
 # B batch, H heads, N queries and keys, D head width
 """
 
 from functools import cache
-from math import isqrt
+from math import isqrt, prod
 
 import torch
 
-from polaformer.bench.agreement import Attention, Shape, difference, differences, random_inputs, worst
+from polaformer.bench.agreement import Attention, Pass, Shape, difference, differences, largest, random_inputs, worst
 from polaformer.bench.contenders import Contender
-from polaformer.bench.forecast import LONGEST_CHECKED, cut
-from polaformer.bench.passes import Pass
 
-MAP_NUMBERS = 2**22  # B·H·n·m·D: what explicit maps may hold at a time, 32 MB for each of their temporaries
-LEAST_PIECE = 32  # queries for which maps are made at a time, at least
+LONGEST_CHECKED = 4096  # tokens: several blocks of the operator; beyond it the backward pass of softmax takes too long
+MAP_NUMBERS = 2**22  # B·H·n·m·D: how many numbers explicit maps may hold at a time, 32 MB for each of their temporaries
+LEAST_PIECE = 32  # queries per piece for which maps are computed, at least
 WHOLE = 2**25  # numbers of an output, 256 MB in float64, up to which every row is compared at the timed length
 STRETCH = 4096  # queries at the beginning, in the middle and at the end that are compared beyond it
+
+
+def cut(shape: Shape) -> Shape:
+    """The shape with at most LONGEST_CHECKED tokens."""
+    return shape[0], shape[1], min(shape[2], LONGEST_CHECKED), shape[3]
 
 
 def correctness(contender: Contender, shape: Shape, device: str = "cpu") -> float:
@@ -27,46 +31,37 @@ def correctness(contender: Contender, shape: Shape, device: str = "cpu") -> floa
     checked = cut(shape)
     inputs, attention = random_inputs(checked, device=device), contender.build(checked)
     if contender.linear is None:
-        piece = max(LEAST_PIECE, MAP_NUMBERS // (checked[0] * checked[1] * checked[2] * checked[3]))
-        return worst(differences(attention, contender.truth, inputs, gradients=contender.is_safe, piece=piece))
+        piece = max(LEAST_PIECE, MAP_NUMBERS // prod(checked))
+        return worst(differences(attention, contender.reference, inputs, gradients=contender.is_safe, piece=piece))
     found = worst(differences(attention, contender.linear, inputs, gradients=contender.is_safe))
-    return largest(found, _linear_form(contender.linear, contender.truth, _affordable(checked), device))
+    return largest(found, _linear_form(contender.linear, contender.reference, _affordable(checked), device))
 
 
 def correctness_at_length(contender: Contender, one: Pass) -> float:
-    """The relative error of the output at the length that is timed, of what is timed, beyond LONGEST_CHECKED tokens.
+    """The relative error of the output of exactly what is timed, for lengths beyond LONGEST_CHECKED tokens.
 
-    Of every row up to WHOLE numbers; beyond it of the first, the middle and the last STRETCH rows, all keys among what they
-    attend to: the others are not compared, nor are gradients. 0 for a mechanism without a form in O(N), softmax, and for what
-    was compared in full before.
+    Compares every row of outputs of up to WHOLE numbers, and of larger ones the first, middle and last STRETCH rows, which
+    attend to all keys; other rows and gradients are not compared. Returns 0 for a mechanism without a form in O(N), softmax,
+    and for a length that `correctness` has compared in full.
     """
     num_tokens = one.inputs.q.shape[2]
     if contender.linear is None or num_tokens <= LONGEST_CHECKED:
         return 0.0
-    rows = _stretches(num_tokens) if one.inputs.q.numel() > WHOLE else [slice(None)]
+    starts = (0, (num_tokens - STRETCH) // 2, num_tokens - STRETCH)
+    rows = [slice(n, n + STRETCH) for n in starts] if one.inputs.q.numel() > WHOLE else [slice(None)]
     with torch.no_grad():
         queries, found = (torch.cat([x[:, :, part] for part in rows], dim=2) for x in (one.inputs.q, one.output()))
-        truth = contender.linear(queries.double(), *(x.double() for x in one.inputs[1:4]))
-        return difference(found, truth).relative
-
-
-def largest(*errors: float) -> float:
-    """The largest; NaN if any is, unlike Python's max."""
-    return float(torch.tensor(errors).max())
+        expected = contender.linear(queries.double(), *(x.double() for x in one.inputs[1:4]))
+        return difference(found, expected).relative
 
 
 @cache
-def _linear_form(linear: Attention, truth: Attention, shape: Shape, device: str) -> float:
+def _linear_form(linear: Attention, reference: Attention, shape: Shape, device: str) -> float:
     """How far the form in O(N) is from explicit maps, both in float64."""
-    return worst(differences(linear, truth, random_inputs(shape, dtype=torch.float64, device=device)))
+    return worst(differences(linear, reference, random_inputs(shape, dtype=torch.float64, device=device)))
 
 
 def _affordable(shape: Shape) -> Shape:
-    """The shape with as many tokens as explicit maps can be made for at once."""
+    """The shape with as many tokens as explicit maps can be computed for at once."""
     batch, heads, tokens, width = shape
     return batch, heads, min(tokens, max(2, isqrt(MAP_NUMBERS // (batch * heads * width)))), width
-
-
-def _stretches(num_tokens: int) -> list[slice]:
-    middle = (num_tokens - STRETCH) // 2
-    return [slice(start, start + STRETCH) for start in (0, middle, num_tokens - STRETCH)]

@@ -16,7 +16,7 @@ from polaformer.ops.native import cache, compiler
 from polaformer.ops.polarity import backends, cpu
 from polaformer.ops.processor import bfloat16_unavailable_reason
 
-# What is told of beside the library itself; the extra that brings it, "" for what always comes.
+# Packages that are reported, and the extra that installs each; "" for those that are always installed.
 PACKAGES = {
     "torch": "",
     "torchvision": "",
@@ -36,7 +36,7 @@ PACKAGES = {
 
 
 def environment() -> dict[str, Any]:
-    """Everything as numbers and strings; asks, and never fails for what is broken."""
+    """Everything as numbers and strings; never fails because something is broken."""
     return {
         "backends": {one.name: {"works": one.works, "reason": in_home(one.reason)} for one in _statuses()},
         "versions": {"polaformer": __version__} | {name: installed(name) for name in PACKAGES},
@@ -50,7 +50,7 @@ def environment() -> dict[str, Any]:
 
 
 def installed(package: str) -> str | None:
-    """The version, or None."""
+    """The version of the package, or None."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -58,19 +58,19 @@ def installed(package: str) -> str | None:
 
 
 def devices() -> list[str]:
-    """What PyTorch can compute on."""
+    """The devices that PyTorch can compute on."""
     cuda = [f"cuda:{index} ({torch.cuda.get_device_name(index)})" for index in range(torch.cuda.device_count())]
     return ["cpu", *cuda, *(["mps"] if torch.backends.mps.is_available() else [])]
 
 
 def in_home(text: str) -> str:
-    """The text with ~ in place of the user's home, so that it can be shown to others."""
+    """The string with ~ in place of the user's home directory, so that it can be shared."""
     home = str(Path.home())
     return text.replace(home, "~") if len(home) > 1 else text
 
 
 def _statuses() -> Sequence[backends.Status]:
-    """What the backends say of themselves; if one fails even at that, what it failed with stands for all but the plain path."""
+    """The status of the backends; if asking one raises, its error is the reason for all but the plain path."""
     try:
         return backends.status()
     except Exception as error:
@@ -112,7 +112,7 @@ def _compiler() -> str | None:
         said = subprocess.run([*found, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         said = f"cannot be run: {error}"
-    return f"{in_home(' '.join(found))}: {said.splitlines()[0] if said else 'says nothing of itself'}"
+    return f"{in_home(' '.join(found))}: {said.splitlines()[0] if said else 'reports no version'}"
 
 
 def _cache() -> str:
@@ -120,4 +120,4 @@ def _cache() -> str:
     try:
         return in_home(str(cache.cache_directory()))
     except OSError as error:
-        return in_home(f"none: {error}; the variable POLAFORMER_CACHE can name one")
+        return in_home(f"none: {error}; set POLAFORMER_CACHE to a writable directory")

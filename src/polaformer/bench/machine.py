@@ -5,18 +5,16 @@ import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 
-@dataclass(frozen=True)
-class ProcessorUse:
-    """Seconds since some moment: those that all programs together spent computing, those of this one, those on the clock.
+class ProcessorUse(NamedTuple):
+    """Seconds since some moment: computed by all programs together, computed by this one, and on the clock.
 
-    This one's are with those of its processes that have ended, such as those that read data.
+    This program's include those of its processes that have ended, such as data loading workers.
     """
 
     everyone: float
@@ -25,7 +23,7 @@ class ProcessorUse:
 
 
 def processor_use() -> ProcessorUse | None:
-    """The processor's counters now, to be compared with themselves later; None where the system does not tell (not Linux)."""
+    """The processor's counters now, to be compared with later ones; None where the system does not report them (not Linux)."""
     try:
         counts = [int(count) for count in Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0].split()[1:9]]
     except OSError:
@@ -37,7 +35,7 @@ def processor_use() -> ProcessorUse | None:
 
 
 def share_of_others(before: ProcessorUse | None, after: ProcessorUse | None) -> float | None:
-    """The share of the processor, 0 to 1, that other programs used between two moments: timings suffer from it."""
+    """The share of the processor, 0 to 1, that other programs used between two moments, which disturbs timings."""
     if before is None or after is None or after.clock <= before.clock:
         return None
     others = (after.everyone - before.everyone) - (after.own - before.own)
@@ -46,7 +44,7 @@ def share_of_others(before: ProcessorUse | None, after: ProcessorUse | None) -> 
 
 @contextmanager
 def using_threads(number: int | None) -> Iterator[None]:
-    """Lets torch use `number` threads inside, or as many as before for None."""
+    """Let torch use `number` threads inside; None leaves their number as it is."""
     before = torch.get_num_threads()
     torch.set_num_threads(before if number is None else number)
     try:
@@ -57,7 +55,7 @@ def using_threads(number: int | None) -> Iterator[None]:
 
 @contextmanager
 def described(threads: int | None) -> Iterator[dict[str, Any]]:
-    """Lets torch use that many threads inside; gives a dictionary that describes the machine once the work inside is done.
+    """Let torch use that many threads inside; yields a dictionary that describes the machine once the work inside is done.
 
     Its "used_by_others" is the share of the processor that other programs used meanwhile.
     """
@@ -69,7 +67,7 @@ def described(threads: int | None) -> Iterator[dict[str, Any]]:
 
 
 def fingerprint() -> dict[str, Any]:
-    """What a timing depends on: processor, cores, threads, versions, GPU. Neither host names nor paths."""
+    """What a timing depends on: processor, cores, threads, versions, GPU. Contains neither host names nor paths."""
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
@@ -86,5 +84,4 @@ def _cpu_model() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
         return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,4 +1,4 @@
-"""Times several callables fairly: in turns within one run, so that a busy moment of the machine hits all of them."""
+"""Times several callables fairly: in turns within one run, so that a busy moment of the machine affects all of them."""
 
 import random
 import time
@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 import torch
 
 LEAST_ROUNDS = 6  # the fewest whose extremes enclose the true median with 95 % probability: 1 − 2 / 2⁶ = 0.97
-WIDEST = 1.5  # high over low of an interval, beyond which it says too little
-MOST_NOISY = 0.25  # share of the rows that may have a wider one
+WIDEST = 1.5  # high over low of an interval; a wider one says too little
+MOST_NOISY = 0.25  # share of the rows whose interval may be wider
 TOO_NOISY = "too noisy"
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How long one call took, in seconds, in each round; no samples for a callable that was too slow to measure."""
+    """The seconds that one call took in each round; no samples for a callable that was too slow to measure."""
 
-    samples: tuple[float, ...]  # of the first, second, … round
-    first: float  # of the warm-up call, which also loads and allocates
+    samples: tuple[float, ...]  # one per round
+    first: float  # the warm-up call, which also loads and allocates
 
     @property
     def median(self) -> float | None:
@@ -34,12 +34,12 @@ class Timing:
         return min(self.samples, default=None)
 
     def as_record(self) -> dict[str, Any]:
-        """For JSON."""
+        """The timing for JSON."""
         return {"median": self.median, "best": self.best, "rounds": len(self.samples), "first": self.first}
 
 
 class Ratio(NamedTuple):
-    """The median of ratios, and the interval that holds the true median with 95 %; all ratios if LEAST_ROUNDS are not there."""
+    """The median of ratios and the 95 % interval of the true median; the range of all ratios for fewer than LEAST_ROUNDS."""
 
     median: float
     low: float
@@ -48,7 +48,7 @@ class Ratio(NamedTuple):
 
     @classmethod
     def of(cls, ratios: Sequence[float]) -> "Ratio":
-        """Of at least one ratio, in any order; the interval is that of the sign test, which asks nothing of how they spread."""
+        """From at least one ratio, in any order; the interval is that of the sign test, which assumes no distribution."""
         found, number = sorted(ratios), len(ratios)
         outside = 0
         while outside < number // 2 and sum(comb(number, i) for i in range(outside + 2)) <= 0.025 * 2**number:
@@ -57,7 +57,7 @@ class Ratio(NamedTuple):
 
     @property
     def is_noisy(self) -> bool:
-        """Whether rounds disagree too much; one alone cannot."""
+        """Whether rounds disagree too much; a single one cannot."""
         return self.high > WIDEST * self.low
 
 
@@ -72,9 +72,8 @@ def measure(
 ) -> dict[str, Timing]:
     """The times of `calls`, by name, taken in turns: a warm-up of each, then the rounds of `plan`.
 
-    Each round has an order of its own, the same in every run: what a call finds in the caches depends on who came before it.
-    A callable whose warm-up takes longer than `seconds` is skipped. `on_call` is told the name before each call, for progress
-    bars.
+    The order differs between rounds but not between runs: what a call finds in the caches depends on the call before it. A
+    callable whose warm-up takes longer than `seconds` is skipped. `on_call` gets the name before each call, for progress bars.
     """
     if rounds < 1 or not seconds > 0:
         raise ValueError(f"measure: got {rounds} rounds and {seconds} seconds; give at least one round and a positive time")
@@ -90,10 +89,10 @@ def measure(
 
 
 def plan(each: Mapping[str, float], rounds: int, seconds: float, baseline: str | None = None) -> dict[str, int]:
-    """In how many rounds, the first ones, each takes part, from the seconds of one call: at least one, at most `rounds`.
+    """The number of rounds, the first ones, in which each takes part, from the seconds of one call: 1 to `rounds`.
 
-    The baseline may take half of `seconds`, and no other has more rounds than it: a time and its ratio to the baseline are then
-    of the same rounds. What the quick ones leave of `seconds` is for the slow ones, which have fewer rounds.
+    The baseline may take half of `seconds`, and no other gets more rounds than it, so that a time and its ratio to the baseline
+    are from the same rounds. What the quick ones leave of `seconds` goes to the slow ones, which get fewer rounds.
     """
     found: dict[str, int] = {}
     order = sorted(each, key=lambda name: (name != baseline, each[name]))
@@ -106,7 +105,7 @@ def plan(each: Mapping[str, float], rounds: int, seconds: float, baseline: str |
 
 
 def slowdown(slow: Timing, fast: Timing) -> Ratio | None:
-    """How many times longer `slow` takes than `fast`, from the ratios within rounds that have both; None if there are none.
+    """How many times longer `slow` takes than `fast`, from the ratios within the rounds that have both; None without any.
 
     A busy spell of the machine slows both alike.
     """
@@ -115,37 +114,34 @@ def slowdown(slow: Timing, fast: Timing) -> Ratio | None:
 
 
 def speedup_record(ratio: Ratio | None) -> dict[str, Any]:
-    """For JSON."""
+    """The ratio as a speedup for JSON."""
     return {"speedup": ratio and ratio.median, "speedup_interval": ratio and (ratio.low, ratio.high)}
 
 
 def ranks(timings: Mapping[str, Timing]) -> dict[str, tuple[int, int]]:
-    """The first and the last place that each may have; 1 is the fastest. None for fewer than LEAST_ROUNDS rounds.
+    """The best and the worst place that each may have; 1 is the fastest. Left out: those with fewer than LEAST_ROUNDS rounds.
 
-    One is ahead of another if the whole interval of the ratio of their times is above 1: at 95 % for each pair, not for all
+    One is ahead of another if the whole interval of the ratio of their times is above 1, at 95 % for each pair, not for all
     pairs together.
     """
     entered = {name: one for name, one in timings.items() if len(one.samples) >= LEAST_ROUNDS}
-    ahead = {
-        (fast, slow)
-        for fast in entered
-        for slow in entered
-        if (ratio := slowdown(entered[slow], entered[fast])) is not None and ratio.low > 1
-    }
-    return {
-        name: (
-            1 + sum((other, name) in ahead for other in entered),
-            len(entered) - sum((name, other) in ahead for other in entered),
-        )
-        for name in entered
-    }
+
+    def is_ahead(fast: str, slow: str) -> bool:
+        ratio = slowdown(entered[slow], entered[fast])
+        return ratio is not None and ratio.low > 1
+
+    found = {}
+    for name in entered:
+        first = 1 + sum(is_ahead(other, name) for other in entered)
+        found[name] = first, len(entered) - sum(is_ahead(name, other) for other in entered)
+    return found
 
 
 def noise(timings: Mapping[str, Timing], baseline: str) -> dict[str, str]:
-    """Why none of the timings may be shown, by name, the same for all; nothing if they may.
+    """Why none of the timings may be shown, by name, the same for all; empty if they may.
 
-    They may not where the ratios to the baseline are noisy in more than MOST_NOISY of the rows, or the times of the baseline
-    itself are: their order, and times against ratios, would say nothing. Without a time of the baseline, the times of each
+    They may not if the ratios to the baseline are noisy in more than MOST_NOISY of the rows, or if the times of the baseline
+    itself are noisy: the order of the rows and the times would mean nothing. Without a time of the baseline, the times of each
     row count instead of its ratios.
     """
     timed = {name: one for name, one in timings.items() if one.samples}
@@ -171,6 +167,6 @@ def _time(name: str, call: Callable[[], object], tell: Callable[[str], None], cl
 
 
 def synchronise() -> None:
-    """Waits for the GPU, if one has been used: its calls return before they are done."""
+    """Wait for the GPU if one has been used: its calls return before they are done."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()

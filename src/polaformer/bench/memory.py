@@ -1,23 +1,41 @@
-"""Memory of a call, measured in three ways: what autograd keeps, what PyTorch's allocator hands out, what the process holds.
+"""Memory of a call, measured in three ways: what autograd saves, what PyTorch's allocator hands out, what the process holds.
 
-The first two know tensors alone. The third also sees what a native kernel allocates for itself, and, being counted in pages
-that were written to, does not see memory that was asked for and never used.
+The first two count tensors only. The third also includes what a native kernel allocates itself; it counts pages that were
+written to, and therefore not memory that was requested and never used. `probe` measures a contender in a separate process:
+`python -m polaformer.bench.memory` with a Question as JSON, which prints an Answer as JSON on its last line.
 """
 
 import ctypes
+import json
 import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from polaformer.bench.agreement import Pass, Shape, random_inputs
+from polaformer.bench.contenders import CONTENDERS, FOR_MEMORY, Contender
+from polaformer.bench.correctness import correctness
+
 STATUS = Path("/proc/self/status")
+WARM_UP = 256  # tokens: everything is loaded, little is allocated
+ENVIRONMENT = {
+    # The C library returns larger blocks as soon as they are freed, instead of keeping some of them for later.
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    # Compile in one process: others would stay behind and take memory.
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+}
 
 
 def saved_bytes(forward: Callable[[], object], *, apart_from: Iterable[Tensor] = ()) -> int:
-    """Bytes of the tensors that autograd keeps for the backward pass of a call, each storage once, inputs among them.
+    """Bytes of the tensors that autograd saves for the backward pass of a call, inputs included, each storage once.
 
     apart_from: tensors, for instance weights, whose storage is not counted.
     """
@@ -37,7 +55,7 @@ def saved_bytes(forward: Callable[[], object], *, apart_from: Iterable[Tensor] =
 
 
 def allocated_peak(call: Callable[[], object], device: str = "cpu") -> int:
-    """The most bytes that PyTorch's allocator had handed out during the call at one time, beyond those before it."""
+    """The peak of live bytes of PyTorch's allocator during the call, beyond those before it."""
     if device == "cuda":
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
@@ -45,7 +63,7 @@ def allocated_peak(call: Callable[[], object], device: str = "cpu") -> int:
         call()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler else tells on stderr that it starts and stops
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise the profiler reports on stderr that it starts and stops
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         kept = call()
     live = peak = 0
@@ -59,44 +77,105 @@ def allocated_peak(call: Callable[[], object], device: str = "cpu") -> int:
 
 
 def resident_peak(call: Callable[[], object]) -> int | None:
-    """By how many bytes the process's resident memory grew at most during the call; None where the system does not tell."""
+    """The growth of the process's peak resident memory during the call in bytes; None where the system does not report it."""
     if not STATUS.exists():
         return None
-    _give_back_free_memory()
-    _reset_peak()
-    before = _status("VmRSS")
-    kept = call()
-    grown = _status("VmHWM") - before
-    del kept
-    return max(0, grown)
-
-
-def available_bytes() -> int | None:
-    """Memory that a program can still get without anything being swapped out; None where the system does not tell."""
-    try:
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="utf-8"), flags=re.M)
-    except OSError:  # not Linux
-        return None
-    return 1024 * int(found[1]) if found else None
-
-
-def _status(name: str) -> int:
-    """A line of the process's status in bytes."""
-    found = re.search(rf"^{name}:\s+(\d+) kB", STATUS.read_text(encoding="utf-8"), flags=re.M)
-    assert found, f"{STATUS} has no {name}"
-    return 1024 * int(found[1])
-
-
-def _give_back_free_memory() -> None:
-    """What the C library kept of freed memory would serve the call, and not be seen to grow."""
+    # Memory that the C library has kept after it was freed would serve the call without visible growth.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def _reset_peak() -> None:
-    """Starts the peak afresh; where this is forbidden, the peak of the past counts too, and the growth is an upper bound."""
-    try:
+    with suppress(OSError):  # where resetting the peak is forbidden, past peaks count too, and the growth is an upper bound
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-    except OSError:
-        return
+    before = _kilobytes(STATUS, "VmRSS")
+    kept = call()
+    after = _kilobytes(STATUS, "VmHWM")
+    del kept
+    return max(0, (after or 0) - (before or 0))
+
+
+def available_bytes() -> int | None:
+    """Memory that a program can get without anything being swapped out; None where the system does not report it."""
+    try:
+        return _kilobytes(Path("/proc/meminfo"), "MemAvailable")
+    except OSError:  # not Linux
+        return None
+
+
+def _kilobytes(path: Path, name: str) -> int | None:
+    """A line "name: … kB" of a file, in bytes; None if it is missing."""
+    found = re.search(rf"^{name}:\s+(\d+) kB", path.read_text(encoding="utf-8"), flags=re.M)
+    return 1024 * int(found[1]) if found else None
+
+
+class Question(NamedTuple):
+    """What to measure; limit: the bytes that the process may request, so that the machine does not run out of memory."""
+
+    name: str
+    shape: Shape
+    device: str
+    threads: int | None
+    limit: int | None
+
+
+class Answer(NamedTuple):
+    """Bytes beyond the inputs, of forward alone and of forward and backward; or why there are none."""
+
+    error: float | None = None
+    inputs: int | None = None
+    saved: int | None = None
+    forward_allocated: int | None = None
+    forward_resident: int | None = None
+    both_allocated: int | None = None
+    both_resident: int | None = None
+    failed: str | None = None
+
+
+def probe(question: Question, *, seconds: float = 120.0) -> Answer:
+    """What a fresh process answers; if it dies or takes longer than `seconds`, the answer gives the reason."""
+    command = [sys.executable, "-m", "polaformer.bench.memory", json.dumps(question._asdict())]
+    environment = os.environ | ENVIRONMENT
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return Answer(failed=f"stopped after {seconds:g} s")
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        return Answer(failed=f"killed by {name}" + (": out of memory?" if name == "SIGKILL" else ""))
+    if done.returncode > 0:
+        lines = done.stderr.strip().splitlines()
+        return Answer(failed=f"died with code {done.returncode}" + (f": {lines[-1][:120]}" if lines else ""))
+    return Answer(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def answer(question: Question) -> Answer:
+    """Check that the contender is correct at a small shape, which also loads what it needs, then measure it."""
+    if question.threads is not None:
+        torch.set_num_threads(question.threads)
+    if question.limit is not None and sys.platform == "linux":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (question.limit, question.limit))
+    contender = (CONTENDERS | FOR_MEMORY)[question.name]
+    batch, heads, tokens, width = question.shape
+    try:
+        error = correctness(contender, (batch, heads, min(tokens, WARM_UP), width), question.device)
+        return _measured(contender, question, error)
+    except (MemoryError, RuntimeError) as problem:
+        text = next(iter(str(problem).strip().splitlines()), type(problem).__name__)
+        is_memory = isinstance(problem, MemoryError) or "memory" in text or "bad_alloc" in text
+        return Answer(failed="out of memory" if is_memory else f"{type(problem).__name__}: {text}")
+
+
+def _measured(contender: Contender, question: Question, error: float) -> Answer:
+    inputs, attention = random_inputs(question.shape, device=question.device), contender.build(question.shape)
+    forward, both = (Pass(attention, inputs, backward) for backward in (False, True))
+    if contender.is_compiled:
+        forward(), both()  # the compiler itself needs memory
+    resident = [resident_peak(one) if question.device == "cpu" else None for one in (forward, both)]
+    allocated = [allocated_peak(one, question.device) for one in (forward, both)]
+    given = sum(x.untyped_storage().nbytes() for x in inputs)
+    return Answer(error, given, saved_bytes(both.recorded), allocated[0], resident[0], allocated[1], resident[1])
+
+
+if __name__ == "__main__":
+    print(json.dumps(answer(Question(**json.loads(sys.argv[1])))._asdict()))

@@ -1,42 +1,42 @@
-"""The operator on each backend against the published form of itself, linear attention and softmax, in one run.
+"""The operator on each backend against its published form, linear attention and softmax, in one run.
 
-What is compared stands in polaformer.bench.contenders.
+What is compared is defined in polaformer.bench.contenders.
 
 # B batch, H heads, N queries and keys, D head width
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
-from polaformer.bench.agreement import Inputs, Shape, random_inputs
+from polaformer.bench.agreement import Pass, Shape, largest, random_inputs
 from polaformer.bench.contenders import SAFE, UNSAFE, YARDSTICK, Contender, working
-from polaformer.bench.correctness import correctness, correctness_at_length, largest
-from polaformer.bench.forecast import why_not
-from polaformer.bench.measure import Ratio, Timing, measure, noise, slowdown, speedup_record
-from polaformer.bench.memory import saved_bytes
-from polaformer.bench.passes import Pass
+from polaformer.bench.correctness import correctness, correctness_at_length, cut
+from polaformer.bench.measure import Ratio, Timing, slowdown, speedup_record
+from polaformer.bench.memory import allocated_peak, saved_bytes
+from polaformer.bench.runner import Settings, Timed, quickest, skip_reason, time_in_turns
 
-TOLERANCE = 1e-5  # of fp32 against float64; a right implementation stays near 1e-6
+TOLERANCE = 1e-5  # of fp32 against float64; a correct implementation stays near 1e-6
 SGEMM, SGEMM_SIZE = "sgemm", 2048
-LEAST_FLOPS = 10**8  # of a call: below it the cost of calls decides, and a share of the rate of sgemm says nothing
-BACKWARD = 3  # forward and backward take so many times the products of forward: two for each; what is computed again is free
+LEAST_FLOPS = 10**8  # per call: below it the cost of calls dominates, and a share of sgemm's rate means nothing
+DEFAULTS = Settings()
+BACKWARD = 3  # forward and backward take this many times the matmuls of forward; recomputation is not counted
 
 
 @dataclass(frozen=True)
 class Row:
     """What was measured of one contender at one shape."""
 
-    error: float  # the worst relative difference from the truth, over the output and all gradients
-    timing: Timing | None = None  # None where the error was too large, or where it would have taken too much
+    error: float  # the worst relative difference from the reference, over the output and all gradients
+    timing: Timing | None = None  # None if the error was too large or the contender was skipped
     speedup: Ratio | None = None  # over the published form, from the rounds of the timing
     skipped: str | None = None  # why it was not timed although it is correct
-    flops: int | None = None  # of one call, products of matrices alone
-    share_of_sgemm: float | None = None  # of the best rate of a large product of matrices, measured in turns; best by best
-    saved_bytes: int | None = None  # kept for the backward pass
-    saved_ratio: float | None = None  # … against the published form
+    flops: int | None = None  # of one call, matmuls alone
+    share_of_sgemm: float | None = None  # of the rate of a large matmul timed in the same rounds; best by best
+    saved_bytes: int | None = None  # for the backward pass
+    saved_ratio: float | None = None  # … relative to the published form
 
     @property
     def correct(self) -> bool:
@@ -45,12 +45,11 @@ class Row:
 
     @property
     def gflops(self) -> float | None:
-        """Billions of operations in a second, at best."""
-        best = None if self.timing is None else self.timing.best
-        return None if best is None or self.flops is None else self.flops / best / 1e9
+        """Billions of operations per second, at best."""
+        return _gflops(self.flops, self.timing)
 
     def as_record(self) -> dict[str, Any]:
-        """For JSON."""
+        """The row for JSON."""
         record: dict[str, Any] = {"correct": self.correct, "error": self.error} | speedup_record(self.speedup)
         record |= {} if self.timing is None else self.timing.as_record()
         record |= {"skipped": self.skipped, "gflops": self.gflops, "share_of_sgemm": self.share_of_sgemm}
@@ -63,132 +62,114 @@ class Result(NamedTuple):
     rows: dict[str, Row]
     sgemm_gflops: float | None  # at best
     fastest: str | None  # of ours
-    fastest_over: dict[str, Ratio | None]  # how many times longer each other takes than our fastest
+    fastest_over: dict[str, Ratio | None]  # how many times longer each of the others takes than our fastest
     safe_over_unsafe: Ratio | None  # what safety costs: time with the shifts over time without them
     notes: list[str]
 
     def as_record(self) -> dict[str, Any]:
-        """For JSON."""
+        """The result for JSON."""
         over = {name: ratio and ratio.median for name, ratio in self.fastest_over.items()}
         ratios = {"fastest_over": over, "safe_over_unsafe": self.safe_over_unsafe and self.safe_over_unsafe.median}
         return self._asdict() | ratios | {"rows": {name: row.as_record() for name, row in self.rows.items()}}
 
 
-def benchmark(
-    shape: Shape,
-    *,
-    backward: bool = False,
-    rounds: int = 15,
-    seconds: float = 10.0,
-    contenders: Mapping[str, Contender] | None = None,
-    device: str = "cpu",
-    on_call: Callable[[str], None] | None = None,
-) -> Result:
-    """Correctness of all contenders first, then the time of those that are correct, taken in turns.
+class Prepared(NamedTuple):
+    """Contenders after the checks and forecasts: what may be timed, and why the others may not."""
 
-    backward: time the forward and the backward pass together instead of the forward pass alone, and count what is saved.
-    What would take longer than `seconds` for one call, or more memory than there is, is skipped with the reason; so are all
-    if the machine is too noisy. rounds, seconds and on_call are those of `measure`; on_call is told of the checks too.
+    errors: dict[str, float]  # by name; without those that could not be compiled
+    skipped: dict[tuple[str, Shape], str]
+    passes: dict[tuple[str, Shape], Pass]
+    notes: list[str]
+
+
+def benchmark(shape: Shape, contenders: Mapping[str, Contender] | None = None, settings: Settings = DEFAULTS) -> Result:
+    """Check all contenders, then time the correct ones in turns.
+
+    With the backward pass, also count the bytes saved for it. A contender that would take longer than settings.seconds for one
+    call, or more memory than is free, is skipped with the reason; all are if the timings are too noisy.
     """
+    backward, device = settings.backward, settings.device
     contenders = working(device, backward=backward)[0] if contenders is None else contenders
-    errors, notes = check(contenders, shape, device, on_call)
-    right = {name: contenders[name] for name, error in errors.items() if error <= TOLERANCE}
-    skipped = why_not(right, shape, backward=backward, seconds=seconds, device=device)
-    tried = {name: one for name, one in right.items() if name not in skipped}
-    passes, failed = prepared(tried, shape, random_inputs(shape, device=device), backward)
-    for name, one in list(passes.items()):
-        errors[name] = largest(errors[name], correctness_at_length(tried[name], one))
-        if not errors[name] <= TOLERANCE:
-            del passes[name]
+    ready = prepare(contenders, [shape], settings)
+    passes = {name: one for (name, _), one in ready.passes.items()}
     saved = {name: saved_bytes(one.recorded) for name, one in passes.items()} if backward else {}
     flops = {name: (BACKWARD if backward else 1) * one.flops(shape) for name, one in contenders.items()}
     calls: dict[str, Callable[[], object]] = dict(passes)
     if passes and max(flops.values()) >= LEAST_FLOPS:
-        calls[SGEMM] = _sgemm(device)
-    timings = measure(calls, baseline=YARDSTICK, rounds=rounds, seconds=seconds, on_call=on_call) if calls else {}
-    refused = noise(timings, YARDSTICK)
-    timings, skipped = {} if refused else timings, skipped | refused
-    errors = {name: error for name, error in errors.items() if name not in failed}
-    return _result(_Found(contenders, errors, skipped, timings, flops, saved), [*notes, *failed.values()])
-
-
-def check(
-    contenders: Mapping[str, Contender], shape: Shape, device: str = "cpu", on_call: Callable[[str], None] | None = None
-) -> tuple[dict[str, float], list[str]]:
-    """The error of each contender, and a line for each that could not be compiled. on_call is told which one comes next."""
-    errors, notes = {}, []
-    for name, contender in contenders.items():
-        if on_call is not None:
-            on_call(f"checking {name}")
-        try:
-            errors[name] = correctness(contender, shape, device)
-        except RuntimeError as error:
-            if not contender.is_compiled:
-                raise
-            notes.append(cannot_compile(name, error))
-    return errors, notes
-
-
-def cannot_compile(name: str, error: RuntimeError) -> str:
-    """What went wrong, in a line."""
-    return f"{name} is left out: it could not be compiled ({type(error).__name__}: {str(error).splitlines()[0]})"
-
-
-def prepared(
-    contenders: Mapping[str, Contender], shape: Shape, inputs: Inputs, backward: bool
-) -> tuple[dict[str, Pass], dict[str, str]]:
-    """A pass of each contender, compiled already where it is; and a line, by name, for each that could not be."""
-    passes, failed = {}, {}
-    for name, contender in contenders.items():
-        passes[name] = Pass(contender.build(shape), inputs, backward)
-        try:
-            if contender.is_compiled:
-                passes[name]()
-        except RuntimeError as error:
-            failed[name] = cannot_compile(name, error)
-            del passes[name]
-    return passes, failed
-
-
-def _sgemm(device: str) -> Callable[[], object]:
-    left, right = (torch.ones(SGEMM_SIZE, SGEMM_SIZE, device=device) for _ in range(2))
-    return lambda: left @ right
-
-
-class _Found(NamedTuple):
-    """What rows are made of, by name."""
-
-    contenders: Mapping[str, Contender]
-    errors: dict[str, float]
-    skipped: dict[str, str]
-    timings: dict[str, Timing]
-    flops: dict[str, int]
-    saved: dict[str, int]
-
-
-def _row(found: _Found, name: str) -> Row:
-    timing, yardstick = found.timings.get(name), found.timings.get(YARDSTICK)
-    row = Row(found.errors[name], timing, skipped=found.skipped.get(name), flops=found.flops[name])
-    rate, saved = _sgemm_gflops(found.timings), found.saved.get(name)
-    return replace(
-        row,
-        speedup=slowdown(yardstick, timing) if timing and yardstick else None,
-        share_of_sgemm=row.gflops / rate if row.gflops and rate else None,
-        saved_bytes=saved,
-        saved_ratio=saved / found.saved[YARDSTICK] if saved is not None and YARDSTICK in found.saved else None,
-    )
-
-
-def _sgemm_gflops(timings: Mapping[str, Timing]) -> float | None:
-    best = timings[SGEMM].best if SGEMM in timings else None
-    return 2 * SGEMM_SIZE**3 / best / 1e9 if best else None
-
-
-def _result(found: _Found, notes: list[str]) -> Result:
-    times = {name: one for name, one in found.timings.items() if name != SGEMM and one.median is not None}
-    ours = [name for name in times if found.contenders[name].is_ours]
+        left, right = (torch.ones(SGEMM_SIZE, SGEMM_SIZE, device=device) for _ in range(2))
+        calls[SGEMM] = lambda: left @ right
+    found = time_in_turns(calls, YARDSTICK, settings)
+    rate = _gflops(2 * SGEMM_SIZE**3, found.pop(SGEMM, Timed()).timing)
+    rows = {}
+    for name, error in ready.errors.items():
+        one = found.get(name, Timed(skipped=ready.skipped.get((name, shape))))
+        gflops = _gflops(flops[name], one.timing)
+        share = gflops / rate if gflops and rate else None
+        ratio = saved[name] / saved[YARDSTICK] if name in saved and YARDSTICK in saved else None
+        rows[name] = Row(error, one.timing, one.speedup, one.skipped, flops[name], share, saved.get(name), ratio)
+    times = {name: row.timing for name, row in rows.items() if row.timing is not None and row.timing.samples}
+    ours = [name for name in times if contenders[name].is_ours]
     fastest = min(ours, key=lambda name: times[name].median or 0.0, default=None)
     over = {name: slowdown(one, times[fastest]) for name, one in times.items()} if fastest else {}
     safety = slowdown(times[SAFE], times[UNSAFE]) if SAFE in times and UNSAFE in times else None
-    rows = {name: _row(found, name) for name in found.errors}
-    return Result(rows, _sgemm_gflops(found.timings), fastest, over, safety, notes)
+    return Result(rows, rate, fastest, over, safety, ready.notes)
+
+
+def prepare(contenders: Mapping[str, Contender], shapes: Sequence[Shape], settings: Settings) -> Prepared:
+    """Check the contenders at all shapes, forecast what is worth trying, and compile and check again what will be timed."""
+    ready = Prepared({}, {}, {}, [])
+    errors, checked = ready.errors, {cut(shape) for shape in shapes}
+    for name, contender in contenders.items():
+        settings.on_call(f"checking {name}")
+        try:
+            errors[name] = largest(*(correctness(contender, shape, settings.device) for shape in checked))
+        except RuntimeError as error:
+            if not contender.is_compiled:
+                raise
+            ready.notes.append(cannot_compile(name, error))
+    right = {name: contenders[name] for name, error in errors.items() if error <= TOLERANCE}
+    for shape in shapes:
+        inputs, reasons = random_inputs(shape, device=settings.device), skip_reasons(right, shape, settings)
+        ready.skipped.update({(name, shape): reason for name, reason in reasons.items()})
+        for name in [name for name in right if name in errors and name not in reasons]:
+            one = Pass(right[name].build(shape), inputs, settings.backward)
+            try:
+                if right[name].is_compiled:
+                    one()
+            except RuntimeError as error:
+                ready.notes.append(cannot_compile(name, error))
+                del errors[name]
+            else:
+                ready.passes[name, shape] = one
+                errors[name] = largest(errors[name], correctness_at_length(right[name], one))
+    correct = {key: one for key, one in ready.passes.items() if errors.get(key[0], float("nan")) <= TOLERANCE}
+    return ready._replace(passes=correct)
+
+
+def cannot_compile(name: str, error: RuntimeError) -> str:
+    """What went wrong, in one line."""
+    return f"{name} is left out: it could not be compiled ({type(error).__name__}: {str(error).splitlines()[0]})"
+
+
+def skip_reasons(contenders: Mapping[str, Contender], shape: Shape, settings: Settings) -> dict[str, str]:
+    """Why contenders are not worth trying, by name: one call would take too long or more memory than is free.
+
+    The forecast is from a call at LONGEST_CHECKED tokens, time growing as matmuls do and memory as tokens do; up to that length
+    there is none. A compiled contender gets the forecast of the published form, from which it is compiled.
+    """
+    short, found = cut(shape), {}
+    if shape == short:
+        return {}
+    for name, contender in contenders.items():
+        if not contender.is_compiled:
+            one = Pass(contender.build(short), random_inputs(short, device=settings.device), settings.backward)
+            size = allocated_peak(one, settings.device) * shape[2] // short[2]  # this call also warms up
+            longer = contender.flops(shape) / contender.flops(short)
+            found[name] = skip_reason(size, longer * quickest(one, settings.seconds / longer), settings)
+    found |= {name: found.get(YARDSTICK) for name, one in contenders.items() if one.is_compiled}
+    return {name: reason for name, reason in found.items() if reason is not None}
+
+
+def _gflops(flops: int | None, timing: Timing | None) -> float | None:
+    best = None if timing is None else timing.best
+    return None if best is None or flops is None else flops / best / 1e9

@@ -1,8 +1,8 @@
 """Our models computed step by step as the authors' code computes them, with the same parameters: a yardstick.
 
-Softmax in windows: scores, bias, softmax and product, one after the other. Polarity attention:
-The two projections apart, the key table added, q and k divided, heads copied apart, four powers, concatenations, four products
-and two divisions, concatenation, heads copied together, the convolution on a permuted copy, sum, gate, projection.
+Softmax in windows: scores, bias, softmax and matmul, one after the other. Polarity attention: separate projections, add the key
+table, divide q and k, split heads by a copy, four powers, concatenations, four matmuls and two divisions, concatenation, merge
+heads by a copy, the convolution on a permuted copy, sum, gate, projection.
 
 # B batch, N tokens of x, n tokens that keys come from, C = num_heads · D channels, P prefix tokens
 """
@@ -23,7 +23,7 @@ from polaformer.ops.polarity import reference
 
 
 def as_published(model: nn.Module) -> nn.Module:
-    """A copy of the model, parameters of the same names and values, in which every attention computes as published.
+    """A copy of the model, with the same parameter names and values, in which every attention computes as published.
 
     Raises ValueError for a layer that the authors' code does not have (another polarity, gate or convolution).
     """
@@ -44,7 +44,7 @@ class PublishedSoftmax(SoftmaxCore):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask = None, bias: Bias = None, grid: Size = None, cross: bool = False
     ) -> Tensor:
-        """(B, H, N, D) in v's dtype."""
+        """Returns (B, H, N, D) in v's dtype."""
         scores = q @ k.mT * self.scale
         if bias is not None:
             scores = scores + bias.to(q.dtype)
@@ -52,7 +52,7 @@ class PublishedSoftmax(SoftmaxCore):
 
 
 class PublishedLayer(nn.Module):
-    """The parts of a PolaAttention, put together by the authors' steps; takes whole images alone."""
+    """The parts of a PolaAttention, combined by the authors' steps; takes whole images only."""
 
     def __init__(self, layer: PolaAttention) -> None:
         super().__init__()
@@ -118,4 +118,4 @@ def _check(layer: PolaAttention) -> None:
     }
     wrong = [what for what, is_known in known.items() if not is_known]
     if wrong:
-        raise ValueError(f"as_published: a layer has {wrong[0]}, which the authors' code has not; use the defaults")
+        raise ValueError(f"as_published: a layer has {wrong[0]}, which the authors' code does not have; use the defaults")

@@ -1,15 +1,19 @@
-"""What the benchmarks' options share: shapes, lengths, repeats, threads, device, and where a figure goes."""
+"""What the benchmark commands share: options, the checks of them, and how a report is drawn, printed and judged."""
 
 import os
-from collections.abc import Sequence
-from math import isfinite
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite, prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from polaformer.cli.errors import UsageError
-from polaformer.cli.output import load, prepare_folder, steps
+from rich.table import Table
+
+from polaformer.cli.errors import INCORRECT, NOISY, UsageError
+from polaformer.cli.output import load, prepare_folder, print_all, print_json, print_line, steps
 from polaformer.errors import nearest
 from polaformer.extras import require
+from polaformer.regular_files import writing
 
 if TYPE_CHECKING:
     from polaformer.bench.contenders import Contender
@@ -20,93 +24,186 @@ WIDEST = 1024
 TENSORS = 16  # of a shape's size that are alive at the same time, about
 
 
-def check_repeats(rounds: int, seconds: float) -> None:
-    """Raises UsageError unless something can be measured."""
-    if rounds < 1:
-        raise UsageError(f"--rounds is {rounds}; give at least 1")
-    check_seconds(seconds)
+class Report(NamedTuple):
+    """What a benchmark found: the JSON record, what is printed instead, the figure, and what decides the exit code."""
+
+    record: dict[str, Any]
+    shown: Iterable[Table | str]
+    draw: Callable[[Path], None]
+    correct: bool
+    skipped: Mapping[str, Sequence[str | None]] = {}  # the reasons, by table
 
 
-def check_seconds(seconds: float) -> None:
-    """Raises UsageError unless there is some time, and not all of it."""
-    if not (seconds > 0 and isfinite(seconds)):
-        raise UsageError(f"--seconds is {seconds}; give a positive number")
+@dataclass(frozen=True)
+class Shapes:
+    """The option of benchmarks at arbitrary shapes."""
+
+    shapes: tuple[str, ...] = SHAPES
+    """Batch, heads, tokens and head width, separated by commas; several shapes are separated by spaces."""
 
 
-def check_threads(threads: int | None) -> None:
-    """Raises UsageError for more threads than cores."""
-    cores = os.cpu_count() or 1
-    if threads is not None and not 1 <= threads <= cores:
-        raise UsageError(f"--threads is {threads}; give 1 to {cores}, or leave it out for torch's own choice")
+@dataclass(frozen=True)
+class Lengths:
+    """The options of benchmarks against the number of tokens."""
+
+    lengths: tuple[int, ...] = ()
+    """Numbers of tokens to measure at, instead of --shapes."""
+    batch: int = 1
+    """Batch size at all --lengths."""
+    heads: int = 4
+    """Number of heads at all --lengths."""
+    width: int = 32
+    """Head width at all --lengths."""
+    without: tuple[str, ...] = ()
+    """Rows to leave out, by a part of their name; for instance --without compile softmax."""
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What all lengths share."""
+        return {"batch": self.batch, "num_heads": self.heads, "width": self.width}
+
+    @property
+    def setting(self) -> str:
+        """The same in words."""
+        return f"batch {self.batch}, {self.heads} heads of width {self.width}, float32"
+
+    def checked_shapes(self, shapes: Sequence[str] = SHAPES) -> list[Shape]:
+        """The shapes as numbers, those of --lengths if given; raises UsageError for those that make no sense."""
+        if not self.lengths:
+            if not shapes:
+                raise UsageError("--shapes is empty; give at least one, for instance --shapes 4,4,3136,32")
+            return list(dict.fromkeys(_parse_shape(text) for text in shapes))
+        if tuple(shapes) != SHAPES:
+            raise UsageError("--shapes and --lengths were both given; give shapes, or lengths with --batch, --heads, --width")
+        lengths = sorted(set(self.lengths))
+        if len(lengths) < 2:
+            raise UsageError(f"--lengths is {lengths[0]}; a slope needs at least two different lengths, as in --lengths 64 128")
+        where = "--lengths with --batch, --heads and --width makes"
+        return [_checked_shape((self.batch, self.heads, n, self.width), where) for n in lengths]
 
 
-def check_device(device: str) -> None:
-    """Raises UsageError for CUDA where there is none; PyTorch must be loaded already."""
-    import torch
+@dataclass(frozen=True)
+class Rounds:
+    """The options of benchmarks that time."""
 
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device is cuda, but PyTorch finds no CUDA device here; use --device cpu, or see `polaformer env`")
-
-
-def check_figure(figure: Path | None, *, possible: bool, needs: str) -> None:
-    """Raises UsageError for a figure that cannot be drawn or written; needs: what is missing where it is not possible."""
-    if figure is None:
-        return
-    if not possible:
-        raise UsageError(f"--figure {figure} {needs}")
-    if figure.suffix != ".png":
-        raise UsageError(f"--figure is {figure}; give the name of a PNG file, for instance --figure {figure.stem}.png")
-    require("train", "matplotlib")
-    prepare_folder(figure.parent, "--figure")
+    mode: str
+    rounds: int = 30
+    """The most rounds in which each is timed."""
 
 
-def check_without(without: Sequence[str], names: Sequence[str], kept: str) -> None:
-    """Raises UsageError unless each part stands in some name, and none in `kept`, which the others are compared with."""
-    for part in without:
-        if not any(part in name for name in names):
-            hint = nearest(part, [word for name in names for word in name.replace("(", " ").replace(")", " ").split()])
-            raise UsageError(f"--without has {part!r}, which is part of no name; {hint}there are: {'; '.join(names)}")
-        if part in kept:
-            raise UsageError(f"--without has {part!r}, but {kept} is what the others are compared with; leave it in")
+@dataclass(frozen=True)
+class Bench:
+    """The options that all benchmarks share."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    """The device to compute on."""
+    seconds: float = 20.0
+    """Time per shape or length: slow calls get fewer rounds, and a single call that takes longer is skipped."""
+    threads: int | None = None
+    """Number of threads torch may use; by default torch's own choice."""
+    figure: Path | None = None
+    """PNG file to draw the result in, against the number of tokens."""
+    json: bool = False
+    """Print the result as JSON on stdout and nothing else there."""
+
+    def run(self) -> int:
+        """Check the options, measure, draw and print; return the exit code."""
+        report = self.measure()
+        if self.figure is not None:
+            with writing(f"--figure {self.figure}"):
+                report.draw(self.figure)
+        if self.json:
+            print_json(report.record)
+        else:
+            print_all(*report.shown, *self.saved_lines())
+        return exit_code(report)
+
+    def measure(self) -> Report:
+        """Check the options and measure; raises UsageError before any work starts."""
+        raise NotImplementedError
+
+    def saved_lines(self) -> list[str]:
+        """Where the figure is, if there is one."""
+        return [] if self.figure is None else [f"saved {self.figure.as_posix()}"]
+
+    def check_common(self, rounds: int = 1, *, figure_needs: str | None = None) -> None:
+        """Raise UsageError for shared options that make no sense; figure_needs: what is missing for a figure."""
+        if rounds < 1:
+            raise UsageError(f"--rounds is {rounds}; give at least 1")
+        if not (self.seconds > 0 and isfinite(self.seconds)):
+            raise UsageError(f"--seconds is {self.seconds}; give a positive number")
+        cores = os.cpu_count() or 1
+        if self.threads is not None and not 1 <= self.threads <= cores:
+            raise UsageError(f"--threads is {self.threads}; give 1 to {cores}, or leave it out for torch's own choice")
+        if self.figure is None:
+            return
+        if figure_needs is not None:
+            raise UsageError(f"--figure {self.figure} {figure_needs}")
+        if self.figure.suffix != ".png":
+            raise UsageError(f"--figure is {self.figure}; give the name of a PNG file, as in --figure {self.figure.stem}.png")
+        require("train", "matplotlib")
+        prepare_folder(self.figure.parent, "--figure")
+
+    def check_device(self) -> None:
+        """Raise UsageError for CUDA if there is no such device; PyTorch must be loaded already."""
+        import torch
+
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise UsageError(
+                "--device is cuda, but PyTorch finds no CUDA device here; use --device cpu or see `polaformer env`"
+            )
+
+    def contenders(
+        self, without: Sequence[str], *, backward: bool = True, for_memory: bool = False
+    ) -> "tuple[dict[str, Contender], list[str]]":
+        """Load PyTorch and return the working contenders without those to leave out, and a line per backend that fails.
+
+        for_memory: include those that are compared for memory only. Raises UsageError for an unknown device or name.
+        """
+        with steps({"loading PyTorch": 3.0, "asking the backends": 3.0}) as begin:
+            begin("loading PyTorch")
+            load("polaformer.bench.length")
+            from polaformer.bench.contenders import CONTENDERS, FOR_MEMORY, YARDSTICK, working
+
+            self.check_device()
+            more = FOR_MEMORY if for_memory else {}
+            _check_without(without, [*CONTENDERS, *more], YARDSTICK)
+            begin("asking the backends")  # one may be built now
+            there, notes = working(self.device, backward=backward)
+        return {name: one for name, one in (there | more).items() if not any(part in name for part in without)}, notes
 
 
-def contenders_for(
-    device: str, without: Sequence[str], *, backward: bool = True, for_memory: bool = False
-) -> "tuple[dict[str, Contender], list[str]]":
-    """Loads PyTorch, asks the backends, and gives the contenders that were asked for and work, with a line for each that not.
+def exit_code(report: Report) -> int:
+    """0, or 1 if something is incorrect, or 75 if a table was too noisy, which is then reported on stderr."""
+    from polaformer.bench.measure import TOO_NOISY, WIDEST
 
-    for_memory: those too whose memory alone is of interest. Raises UsageError for a device or a name that there is not.
-    """
-    with steps({"loading PyTorch": 3.0, "asking the backends": 3.0}) as begin:
-        begin("loading PyTorch")
-        load("polaformer.bench")
-        from polaformer.bench.contenders import CONTENDERS, FOR_MEMORY, YARDSTICK, working
-
-        check_device(device)
-        more = FOR_MEMORY if for_memory else {}
-        check_without(without, [*CONTENDERS, *more], YARDSTICK)
-        begin("asking the backends")  # one may be built now
-        there, notes = working(device, backward=backward)
-    return {name: one for name, one in (there | more).items() if not any(part in name for part in without)}, notes
-
-
-def shapes_of(shapes: Sequence[str], lengths: Sequence[int], batch: int, heads: int, width: int) -> list[Shape]:
-    """The shapes as numbers, those of `lengths` if there are any; raises UsageError for what makes no sense."""
-    if not lengths:
-        if not shapes:
-            raise UsageError("--shapes is empty; give at least one, for instance --shapes 4,4,3136,32")
-        return list(dict.fromkeys(_parse_shape(text) for text in shapes))
-    if tuple(shapes) != SHAPES:
-        raise UsageError("--shapes and --lengths were both given; give shapes, or lengths with --batch, --heads and --width")
-    if len(set(lengths)) < 2:
-        raise UsageError(f"--lengths is {lengths[0]}; a slope needs at least two different lengths, as in --lengths 4096 8192")
-    where = "--lengths with --batch, --heads and --width makes"
-    return [_checked_shape((batch, heads, n, width), where) for n in sorted(set(lengths))]
+    noisy = [
+        f"{where} is {reason}"
+        for where, reasons in report.skipped.items()
+        for reason in sorted({one for one in reasons if one and one.startswith(TOO_NOISY)})  # one at most
+    ]
+    if noisy:
+        print_line(
+            f"polaformer bench: {'; '.join(noisy)}. × is high over low of the interval of a median over rounds, "
+            f"and should be at most {WIDEST}; end other programs, or give more --rounds and --seconds",
+            stderr=True,
+        )
+    return (NOISY if noisy else 0) if report.correct else INCORRECT
 
 
 def shape_text(shape: Shape) -> str:
-    """As it is given on the command line."""
+    """The shape as it is given on the command line."""
     return ",".join(str(size) for size in shape)
+
+
+def _check_without(without: Sequence[str], names: Sequence[str], kept: str) -> None:
+    """Raise UsageError unless each part is in some name and none is in `kept`, which the others are compared with."""
+    for part in without:
+        if not any(part in name for name in names):
+            hint = nearest(part, [word for name in names for word in name.replace("(", " ").replace(")", " ").split()])
+            raise UsageError(f"--without has {part!r}, which is not part of any name; {hint}there are: {'; '.join(names)}")
+        if part in kept:
+            raise UsageError(f"--without has {part!r}, but {kept} is what the others are compared with; leave it in")
 
 
 def _parse_shape(text: str) -> Shape:
@@ -114,25 +211,19 @@ def _parse_shape(text: str) -> Shape:
         batch, heads, tokens, width = (int(part) for part in text.split(","))
     except ValueError:
         raise UsageError(
-            f"--shapes has {text!r}; give four whole numbers with commas: batch,heads,tokens,head width, as in 4,4,3136,32"
+            f"--shapes has {text!r}; give four integers separated by commas: batch,heads,tokens,head width, as in 4,4,3136,32"
         ) from None
     return _checked_shape((batch, heads, tokens, width), "--shapes has")
 
 
 def _checked_shape(shape: Shape, where: str) -> Shape:
-    batch, heads, tokens, width = shape
-    text = shape_text(shape)
-    if min(batch, heads, tokens) < 1 or not 2 <= width <= WIDEST:
-        raise UsageError(f"{where} '{text}'; batch, heads and tokens must be at least 1, the head width between 2 and {WIDEST}")
-    needed, there_is = TENSORS * 4 * batch * heads * tokens * width, _memory()
-    if there_is is not None and needed > there_is:
-        raise UsageError(
-            f"{where} '{text}', which needs about {needed / 1e9:.0f} GB, but this machine has {there_is / 1e9:.0f} GB; "
-            "give a smaller one"
-        )
+    *counts, width = shape
+    where = f"{where} '{shape_text(shape)}'"
+    if min(counts) < 1 or not 2 <= width <= WIDEST:
+        raise UsageError(f"{where}; batch, heads and tokens must be at least 1, the head width between 2 and {WIDEST}")
+    needed = TENSORS * 4 * prod(shape)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else needed
+    if needed > memory:
+        sizes = f"needs about {needed / 1e9:.0f} GB, but this machine has {memory / 1e9:.0f} GB"
+        raise UsageError(f"{where}, which {sizes}; give a smaller one")
     return shape
-
-
-def _memory() -> int | None:
-    """The machine's memory in bytes, where the system tells."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "float64")
 MAGNITUDES = (1.0, 1e-20, 1e20)
-POWER = 3.0  # of the comparison at these magnitudes: what a layer starts from
+POWER = 3.0  # of the comparison at these magnitudes: the initial power of a layer
 NUM_DIGITS = 32
 QUERY = (2, 2)  # row and column of the pixel whose attention is drawn: on the stroke of the first digit
-LONGEST = 32768  # softmax takes its square: beyond this a single call outlasts the demo
+LONGEST = 32768  # softmax takes time quadratic in it: beyond this a single call outlasts the demo
 SHAPE = (2, 4, 128, 32)  # of the comparison with the quadratic form
 FORMS = ("ours", "published")
 QUERIES_AND_KEYS = (
-    f"the first {NUM_DIGITS} handwritten digits of scikit-learn, 8×8 pixels, one token a pixel: its 3×3 neighbourhood, row "
+    f"the first {NUM_DIGITS} handwritten digits of scikit-learn, 8×8 pixels, one token per pixel: its 3×3 neighbourhood, row "
     "and column, each standardised; q and k are two fixed random normal projections of these tokens, not trained (4 heads of "
     "width 32, variance about 1)"
 )
@@ -43,7 +43,7 @@ class Findings(NamedTuple):
     machine: dict[str, Any]
 
     def times(self) -> tuple[list[int], dict[str, Sequence[float | None]], dict[str, float | None]]:
-        """The lengths, the median seconds at each by mechanism, and the exponents with which they grow."""
+        """The lengths, the median seconds at each length by mechanism, and the exponents with which they grow."""
         from polaformer.bench.length import slope
 
         lengths = [point.length for point in self.points]
@@ -64,16 +64,16 @@ class DemoOperator:
     """
 
     out: Path = Path("operator")
-    """Folder for the figures and results.json; made if it does not exist."""
+    """Directory for the figures and results.json; created if it does not exist."""
     lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096)
-    """Numbers of tokens to time attention at; two or more, with spaces between them."""
+    """Numbers of tokens to time attention at; two or more, separated by spaces."""
     seed: int = 0
-    """Of all random inputs."""
+    """Seed of all random inputs."""
     json: bool = False
     """Print the result as JSON on stdout and nothing else there."""
 
     def run(self) -> int:
-        """Checks the options, measures, draws, prints."""
+        """Check the options, measure, draw and print."""
         self.check()
         require("train", "matplotlib", "sklearn")
         prepare_folder(self.out, "--out")
@@ -85,15 +85,15 @@ class DemoOperator:
         return 0
 
     def check(self) -> None:
-        """Raises UsageError for options that make no sense."""
+        """Raise UsageError for options that make no sense."""
         wrong = [length for length in self.lengths if not 1 <= length <= LONGEST]
         if wrong:
-            raise UsageError(f"--lengths has {wrong[0]}; give whole numbers from 1 to {LONGEST}")
+            raise UsageError(f"--lengths has {wrong[0]}; give integers from 1 to {LONGEST}")
         if len(set(self.lengths)) < 2:
             given = " ".join(str(length) for length in self.lengths) or "nothing"
             raise UsageError(f"--lengths is {given}; a slope needs at least two different lengths, as in --lengths 256 1024")
         if not 0 <= self.seed < 2**63:
-            raise UsageError(f"--seed is {self.seed}; give a whole number from 0 to 2^63 - 1")
+            raise UsageError(f"--seed is {self.seed}; give an integer from 0 to 2^63 - 1")
 
     def plan(self) -> dict[str, float]:
         """The steps and the seconds that each is expected to take on two cores."""
@@ -108,9 +108,7 @@ class DemoOperator:
 
     def _measure(self, begin: Callable[[str], None]) -> Findings:
         begin("loading PyTorch")
-        load("polaformer.bench", "polaformer.analysis", "sklearn.datasets", "matplotlib.backends.backend_agg")
-        from polaformer.bench.machine import using_threads
-
+        load("polaformer.bench.length", "polaformer.analysis", "sklearn.datasets", "matplotlib.backends.backend_agg")
         agreement, safety = {}, {}
         for dtype in DTYPES:
             begin(f"agreement in {dtype}")
@@ -120,20 +118,19 @@ class DemoOperator:
             safety[size] = {form: _agreement(form, seed=self.seed, magnitude=size, power=POWER) for form in FORMS}
         begin("sharpness")
         images, sharpness = _sharpness(self.seed)
-        # Several threads wait for each other at every step; one program beside this one is then enough to spoil the curve.
-        with using_threads(1):
-            points, machine = self._time(begin)
-        return Findings(agreement, safety, images, sharpness, points, machine)
+        return Findings(agreement, safety, images, sharpness, *self._time(begin))
 
     def _time(self, begin: Callable[[str], None]) -> "tuple[list[Point], dict[str, Any]]":
         from polaformer.bench.length import time_at
-        from polaformer.bench.machine import fingerprint, processor_use, share_of_others
+        from polaformer.bench.machine import described
 
-        points, before = [], processor_use()
-        for length in sorted(set(self.lengths)):
-            begin(f"time at {length} tokens")
-            points.append(time_at(length, seed=self.seed))
-        return points, fingerprint() | {"used_by_others": share_of_others(before, processor_use())}
+        points = []
+        # Several threads wait for each other at every step; a single other program is then enough to spoil the curve.
+        with described(threads=1) as machine:
+            for length in sorted(set(self.lengths)):
+                begin(f"time at {length} tokens")
+                points.append(time_at(length, seed=self.seed))
+        return points, machine
 
     def _draw(self, findings: Findings) -> list[Path]:
         from polaformer.analysis import figures

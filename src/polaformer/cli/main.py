@@ -48,10 +48,10 @@ COMMANDS: dict[str, Entry] = {
         "convert", "Convert", "Convert the authors' .pth, timm weights or any state dict to our safetensors format."
     ),
     "bench op": Entry(
-        "bench", "BenchOp", "Time the operator on each backend against the published form, linear attention and softmax."
+        "bench_op", "BenchOp", "Time the operator on each backend against the published form, linear attention and softmax."
     ),
     "bench model": Entry(
-        "bench_model", "BenchModel", "Time whole models against the published form of them, their softmax twins and timm's."
+        "bench_model", "BenchModel", "Time whole models against their published form, their softmax twins and timm's."
     ),
     "bench memory": Entry(
         "bench_memory",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def show(findings: Findings, paths: Sequence[Path]) -> None:
-    """Prints the tables, the machine, and where the files are."""
+    """Print the tables, the machine, and where the files are."""
     tables = (_agreement(findings), _safety(findings), _sharpness(findings), _times(findings))
     print_all(*tables, *machine_lines(findings.machine), *(f"saved {path.as_posix()}" for path in paths))
 
@@ -52,7 +52,7 @@ def _agreement(findings: Findings) -> Table:
         "difference of",
         *(f"{dtype}\n{kind}" for dtype in findings.agreement for kind in ("largest", "relative")),
         caption=f"against explicit N×M maps in float64; (batch, heads, tokens, width) = {SHAPE}, powers 1 to 5;\n"
-        "largest: of the absolute differences; relative: ‖difference‖ / ‖truth‖",
+        "largest: of the absolute differences; relative: ‖difference‖ / ‖reference‖",
     )
     for name in next(iter(findings.agreement.values())):
         found = [differences[name] for differences in findings.agreement.values()]
