@@ -162,12 +162,16 @@ def test_law_keys_in_padding_are_absent_for_other_queries(name, queries):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in CROSS])
 def test_what_relates_the_tokens_of_one_sequence_says_so(name):
-    with pytest.raises(ValueError, match="got 7 queries and 29 keys, but this mechanism relates tokens of one sequence; give"):
+    with pytest.raises(ValueError, match="got 7 queries and 29 keys, but both must be the same tokens in this mechanism; give"):
         create(name)(*qkv(7, LENGTH))
     for function, inputs in ((create(name), qkv()), (create(name).weights, qkv()[:2])):
-        with pytest.raises(ValueError, match=f"'{name}': got cross=True, or its layer a context, but this mechanism relates"):
+        with pytest.raises(
+            ValueError, match=f"'{name}': got cross=True, or its layer a context, but queries and keys of this mechanism must"
+        ):
             function(*inputs, cross=True)
-    with pytest.raises(ValueError, match=f"'{name}' relates the tokens of one sequence and does not support keys reduced by 2"):
+    with pytest.raises(
+        ValueError, match=f"reduction is 2, but queries and keys of '{name}' must be the same tokens; give reduction=1"
+    ):
         attention.create_layer(name, 8, 2, tokens=(4, 4), reduction=2)
 
 
@@ -488,7 +492,7 @@ def test_softmax_drops_weights_in_training_only():
 def test_names_and_sizes_that_make_no_sense_are_refused():
     for name in (None, ["hydra"], "hidra"):
         for function in (attention.facts, attention.option_names):
-            with pytest.raises(ValueError, match="attention: there is no mechanism"):
+            with pytest.raises(ValueError, match="attention: unknown mechanism"):
                 function(name)
     with pytest.raises(ValueError, match="num_heads is 0; give an integer ≥ 1"):
         attention.create_layer("hydra", 8, 0)
@@ -514,10 +518,10 @@ def test_impossible_heads_are_refused(name):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if attention.facts(name).needs_length])
 def test_what_has_parameters_for_each_token_wants_to_know_how_many(name):
-    with pytest.raises(TypeError, match=f"{name!r} has parameters for each token; give max_length"):
+    with pytest.raises(TypeError, match=f"{name!r} has parameters per token; give max_length"):
         attention.create(name, num_heads=2, head_dim=4)
     core = attention.create(name, num_heads=HEADS, head_dim=WIDTH, max_length=8).double()
-    with pytest.raises(ValueError, match=r"got 9 (tokens|queries), but it was made for at most 8.*max_length=9"):
+    with pytest.raises(ValueError, match=r"got 9 (tokens|queries), but it was created for at most 8.*max_length=9"):
         core(*qkv(9))
 
 
