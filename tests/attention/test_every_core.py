@@ -1,5 +1,6 @@
 """One test suite for all mechanisms: registering a mechanism is enough to have it tested."""
 
+import inspect
 import math
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 from oracle import relative_error
 from polaformer import attention
+from polaformer.attention.mechanisms.pola import POLARITIES
 
 HEADS, WIDTH, BATCH = 2, 4, 2
 # Small enough that the lengths below span several blocks, chunks, segments or draws, and are not multiples of them.
@@ -116,6 +118,29 @@ def test_the_guide_lists_every_mechanism_as_its_facts_have_it():
         # Linear-angular attention itself ignores the order of tokens, but the convolution of its published layer does not.
         assert ("³" in marks) == (name not in WITHOUT_ORDER or name == "angular"), name
         assert re.findall(r"`(\w+)`", options) == attention.option_names(name), name
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*((name, {}) for name in NAMES), *(("pola", {"polarity": polarity}) for polarity in POLARITIES)],
+    ids=str,
+)
+def test_facts_state_the_number_of_maps_and_whether_rows_are_distributions(name, options, masked):
+    """Rows of queries with little or no key mass sum to less than 1, so only the largest sum must reach 1."""
+    core, (q, k, _) = create(name, **options), qkv()
+    maps = core.weights(q, k, mask=padded() if masked else None)
+    assert len(maps) == (WIDTH if core.facts.num_maps is None else core.facts.num_maps)
+    entries = torch.stack(list(maps.values()))
+    sums = entries.sum(dim=-1)
+    are_distributions = bool((entries >= 0).all() and (sums <= 1 + 1e-6).all() and sums.max() >= 1 - 1e-3)
+    assert are_distributions == core.facts.distributions
+
+
+def test_the_defaults_of_pola_attention_are_the_parts_it_is_published_with():
+    parameters, parts = inspect.signature(attention.PolaAttention).parameters, attention.facts("pola").published
+    defaults = {name: parameters[name].default for name in ("gate", "conv", "kernel_size")}
+    assert defaults == {"gate": parts.gate, "conv": parts.conv, "kernel_size": parts.kernel_size}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

@@ -55,7 +55,7 @@ class Facts(NamedTuple):
     sized_by: the arguments that size its parameters: "max_length" (number of tokens) and "max_keys" (number of keys).
     max_length, max_keys: the largest numbers of tokens and keys that an instance supports; None: any number.
     num_maps: the number of maps per head; None: one per channel.
-    distributions: all map entries are non-negative, and every row sums to 1, or is zero for a query without key mass.
+    distributions: no map entry is negative, and rows sum to 1, or to less for queries with little or no key mass.
     reads_masked: neither the core nor the layer zeroes masked tokens, because the published code reads them.
     in_windows: in Swin it attends within shifted windows (WindowAttention).
     published: the parts that it is published with.
