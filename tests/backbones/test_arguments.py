@@ -56,7 +56,7 @@ def test_a_softmax_twin_is_the_pola_model_with_softmax():
 
 
 def test_published_settings_of_the_pola_layer():
-    """α = 4, kernel 5, ε = 1e-6, and no reduction of keys, in every variant."""
+    """α = 4, kernel 5, ε = 1e-6, and no key reduction, in every variant."""
     for name in polaformer.list_models("pola_*"):
         with torch.device("meta"):
             model = polaformer.create_model(name)

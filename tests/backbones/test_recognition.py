@@ -27,7 +27,7 @@ def test_what_is_no_model_of_ours_is_not_recognised():
 
 
 def test_nothing_is_unpickled_but_in_one_place_and_there_with_care():
-    """Row X1 of our goals: torch.load stands in one file, with weights_only=True."""
+    """Row X1 of our goals: torch.load is called in one file, with weights_only=True."""
     code = (
         "import ast, pathlib, polaformer\n"
         "root = pathlib.Path(polaformer.__file__).parent\n"

@@ -134,7 +134,7 @@ def test_windows_take_what_they_can_and_the_rest_passes_them_by():
 
 
 def test_a_gate_in_windows_is_the_gate_of_each_token_wherever_its_window_lies():
-    """Without a projection after it, a layer with the gate gives W x + b times what one without it gives, token by token."""
+    """Without a projection after it, a layer with the gate returns W x + b times the output without it, token by token."""
     layer = WindowAttention(8, 2, 2, shift=1, gate="linear", gate_init="normal")
     nn.init.eye_(layer.proj.weight)
     x, grid = torch.randn(2, 15, 8), (3, 5)

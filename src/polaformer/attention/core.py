@@ -263,7 +263,7 @@ def at_least_one(count: Tensor | int) -> Tensor | int:
 
 
 def masked_softmax(scores: Tensor, exists: Tensor | None) -> Tensor:
-    """The softmax over the last dimension where `exists` (broadcastable to scores) is True; zeros if it is nowhere."""
+    """The softmax over the last dimension where `exists` (broadcastable to scores) is True; zeros for rows without any."""
     if exists is None:
         return scores.softmax(dim=-1)
     # Rows without any key are left unmasked, so that neither their softmax nor its gradient is NaN.

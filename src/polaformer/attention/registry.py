@@ -96,7 +96,7 @@ def create_layer(
 
     `facts(name).published` lists them: for pola a gate, a 5×5 depthwise convolution and key positions; for focused the same
     without the gate; for angular a convolution over the sequence with 9 taps; for the others only the projections.
-    tokens: the native number of tokens of a sequence, or (height, width) of a grid, for all that it sizes; None: no key table.
+    tokens: the native number of tokens of a sequence, or (height, width) of a grid; None: no key positions, no max_length.
     options: arguments of AttentionLayer and of the core.
     """
     check_width(dim, num_heads)

@@ -1,6 +1,6 @@
 """DeiT, the plain vision transformer, with any attention.
 
-The paper reports PolaFormer on DeiT-T but released no code for it. This is a reconstruction that matches its parameter
+The paper reports PolaFormer on DeiT-T, but its code is not released. This is a reconstruction that matches the parameter
 and FLOP columns: DeiT with its class token; the keys of all tokens have positions; the convolution acts on the patches, the
 gate on all tokens. With softmax it is timm's deit_*_patch16_224.
 

@@ -101,5 +101,5 @@ RIVAL_EXCEPTIONS: dict[tuple[str, str], str] = {
 
 def with_mechanism(mechanism: str, num_stages: int, *, is_swin: bool) -> str:
     """The argument `attention` for a rival's row: the mechanism in all stages, or, in Swin, in the first two before softmax."""
-    stages = [mechanism] * (2 if is_swin else num_stages) + ["softmax"] * (num_stages - 2 if is_swin else 0)
-    return ",".join(stages)
+    num_first = 2 if is_swin else num_stages
+    return ",".join([mechanism] * num_first + ["softmax"] * (num_stages - num_first))

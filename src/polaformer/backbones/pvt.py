@@ -78,10 +78,8 @@ class PVT(Pyramid):
     def __init__(self, **options: Any) -> None:
         config = PVTConfig(**options)
         super().__init__(config)
-        stages = []
-        for stage, reduction in zip(config.stages(), config.key_reductions(), strict=True):
-            blocks = pvt_blocks(config, stage, reduction)
-            stages.append(PVTStage(stage, blocks))
+        reduced = zip(config.stages(), config.key_reductions(), strict=True)
+        stages = [PVTStage(stage, pvt_blocks(config, stage, reduction)) for stage, reduction in reduced]
         self.norm = UnusedNorm(stages[-1].dim, eps=NORM_EPS)
         self.add_stages(config, stages, NORM_EPS)
         self.apply(initialise_linear)

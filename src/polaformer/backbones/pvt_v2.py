@@ -1,6 +1,6 @@
 """PVTv2 with any attention: overlapping patches, a depthwise convolution in the MLP, a norm after each stage.
 
-The paper reports PolaFormer on PVTv2 but released no code for it. This is a reconstruction that matches its parameter and
+The paper reports PolaFormer on PVTv2, but its code is not released. This is a reconstruction that matches the parameter and
 FLOP columns: pola in all stages without key reduction, and the layer of the released pola_pvt.
 
 # B batch, C channels, H height, W width, N = H·W tokens
@@ -57,10 +57,8 @@ class PVTv2(Pyramid):
     def __init__(self, **options: Any) -> None:
         config = PVTConfig(**options)
         super().__init__(config)
-        stages = []
-        for stage, reduction in zip(config.stages(), config.key_reductions(), strict=True):
-            blocks = pvt_blocks(config, stage, reduction, local_mlp=True)
-            stages.append(PVTv2Stage(stage, blocks))
+        reduced = zip(config.stages(), config.key_reductions(), strict=True)
+        stages = [PVTv2Stage(stage, pvt_blocks(config, stage, reduction, local_mlp=True)) for stage, reduction in reduced]
         self.norm = nn.Identity()
         self.add_stages(config, stages, NORM_EPS)
         self.apply(initialise_linear)

@@ -255,9 +255,7 @@ class AttentionLayer(nn.Module):
         check_tokens(name, "x", x, self.dim, self.qkv.weight)
         check_tokens(name, "context", source, self.dim, self.qkv.weight)
         if source.shape[0] != x.shape[0]:
-            raise ValueError(
-                f"{name}: context has {source.shape[0]} samples but x has {x.shape[0]}; give both the same batch size"
-            )
+            raise ValueError(f"{name}: context has {source.shape[0]} samples but x has {x.shape[0]}; give equal batch sizes")
         if mask is not None:
             check_mask(name, mask, source)
         if min(x.shape[1], source.shape[1]) < num_prefix:
@@ -271,7 +269,7 @@ class AttentionLayer(nn.Module):
         return check_grid(name, grid, x.shape[1], num_prefix)
 
     def _check_own_grid(self, grid: Grid | None) -> None:
-        """Raises unless the grid fits the layer; for keys from as many tokens as x has, which share its grid."""
+        """Raises unless the grid fits the layer; for keys that share the grid of x, being from the same number of tokens."""
         name = type(self).__name__
         if grid is not None and self.for_sequences:
             raise ValueError(f"{name}: key_positions was given as a number of tokens, for sequences; leave grid out")

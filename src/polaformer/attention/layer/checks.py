@@ -86,7 +86,7 @@ def check_options(
 
 
 def check_tokens(name: str, label: str, tokens: Any, dim: int, like: Tensor) -> None:
-    """Raises unless `tokens` is (batch, tokens, dim), in the dtype (or autocast) and on the device of `like`, a parameter."""
+    """Raises unless `tokens` is (batch, tokens, dim), with the dtype (except in autocast) and device of `like`, a parameter."""
     if not isinstance(tokens, Tensor):
         raise TypeError(f"{name}: {label} is a {type(tokens).__name__}; give a torch.Tensor")
     if tokens.ndim != 3 or tokens.shape[-1] != dim:
@@ -131,9 +131,7 @@ def check_grid(name: str, grid: Any, num_tokens: int, num_prefix: int) -> Grid:
 def check_sizes(name: str, sizes: Sequence[Grid], batch: int, grid: Grid | None, *, same_length: bool) -> None:
     """Raises unless `sizes` has one (height, width) within the grid per sample."""
     if grid is None or not same_length:
-        raise ValueError(
-            f"{name}: sizes are those of images on a grid; give grid=(height, width), and no context of another length"
-        )
+        raise ValueError(f"{name}: sizes need a grid; give grid=(height, width), and no context of another length")
     if len(sizes) != batch:
         raise ValueError(f"{name}: sizes has {len(sizes)} entries for {batch} samples; give one (height, width) per sample")
     for size in sizes:

@@ -106,9 +106,7 @@ class WindowAttention(AttentionLayer):
         window_maps = partial(self._window_maps, grid=grid)
         return {"softmax": self._apply_per_shift(window_maps, x, mask, [grid] if sizes is None else sizes).flatten(0, 1)}
 
-    def _apply_per_shift(
-        self, function: Callable[..., Tensor], x: Tensor, mask: Tensor | None, sizes: Sequence[Grid]
-    ) -> Tensor:
+    def _apply_per_shift(self, function: Callable[..., Tensor], x: Tensor, mask: Mask, sizes: Sequence[Grid]) -> Tensor:
         """Applies the function to x and mask of each group of samples with the same shift; returns results in sample order."""
         shifts = [self._shift(size) for size in sizes]
         if len(set(shifts)) <= 1:
