@@ -261,7 +261,7 @@ def test_a_number_that_makes_no_sense_is_named(changes: dict[str, Any], message:
     [
         ({"model": "pola_swim_tiny"}, "did you mean 'pola_swin_tiny'"),
         ({"attention": "sofmax"}, "softmax"),
-        ({"attention": "softmax", "attention_options": ("polarity=same",)}, "polarity='same', which no stage can honour"),
+        ({"attention": "softmax", "attention_options": ("polarity=same",)}, "polarity='same', which no stage supports"),
         ({"optimizer": "adamww"}, "did you mean 'adamw'"),
         ({"optimizer": "adagrad", "schedule": "one-cycle", "momentum_cycle": (0.9, 0.8)}, "'adagrad' has no momentum"),
         ({"no_decay": ("*.norm*", "*.nrm*")}, r"no_decay has '\*\.nrm\*', which matches no parameter of DeiT"),
