@@ -167,7 +167,7 @@ def test_no_tensor_grows_with_the_square_of_the_length(name):
         def __torch_dispatch__(self, function, types, arguments=(), options=None):
             out = function(*arguments, **(options or {}))
             for x in out if isinstance(out, tuple | list) else (out,):
-                # A view takes no memory of its own.
+                # A view needs no memory.
                 if isinstance(x, torch.Tensor):
                     self.size = max(self.size, x.untyped_storage().nbytes())
             return out

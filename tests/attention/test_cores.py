@@ -175,7 +175,7 @@ def test_without_learn_scale_there_is_no_scale():
 
 
 def test_unknown_names_and_options_are_refused_with_a_hint():
-    with pytest.raises(ValueError, match=r"there is no mechanism 'sofmax'; did you mean 'softmax'\? choose one of"):
+    with pytest.raises(ValueError, match=r"unknown mechanism 'sofmax'; did you mean 'softmax'\? choose one of"):
         attention.create("sofmax", num_heads=2, head_dim=4)
     with pytest.raises(TypeError, match="'pola' does not take alhpa; its options are: alpha, polarity"):
         attention.create("pola", num_heads=2, head_dim=4, alhpa=3)

@@ -1,5 +1,6 @@
 """One test suite for all mechanisms: registering a mechanism is enough to have it tested."""
 
+import inspect
 import math
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 from oracle import relative_error
 from polaformer import attention
+from polaformer.attention.mechanisms.pola import POLARITIES
 
 HEADS, WIDTH, BATCH = 2, 4, 2
 # Small enough that the lengths below span several blocks, chunks, segments or draws, and are not multiples of them.
@@ -118,6 +120,29 @@ def test_the_guide_lists_every_mechanism_as_its_facts_have_it():
         assert re.findall(r"`(\w+)`", options) == attention.option_names(name), name
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*((name, {}) for name in NAMES), *(("pola", {"polarity": polarity}) for polarity in POLARITIES)],
+    ids=str,
+)
+def test_facts_state_the_number_of_maps_and_whether_rows_are_distributions(name, options, masked):
+    """Rows of queries with little or no key mass sum to less than 1, so only the largest sum must reach 1."""
+    core, (q, k, _) = create(name, **options), qkv()
+    maps = core.weights(q, k, mask=padded() if masked else None)
+    assert len(maps) == (WIDTH if core.facts.num_maps is None else core.facts.num_maps)
+    entries = torch.stack(list(maps.values()))
+    sums = entries.sum(dim=-1)
+    are_distributions = bool((entries >= 0).all() and (sums <= 1 + 1e-6).all() and sums.max() >= 1 - 1e-3)
+    assert are_distributions == core.facts.distributions
+
+
+def test_the_defaults_of_pola_attention_are_the_parts_it_is_published_with():
+    parameters, parts = inspect.signature(attention.PolaAttention).parameters, attention.facts("pola").published
+    defaults = {name: parameters[name].default for name in ("gate", "conv", "kernel_size")}
+    assert defaults == {"gate": parts.gate, "conv": parts.conv, "kernel_size": parts.kernel_size}
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_output_has_the_shape_of_q_and_the_dtype_of_v(name, dtype):
@@ -162,12 +187,16 @@ def test_law_keys_in_padding_are_absent_for_other_queries(name, queries):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in CROSS])
 def test_what_relates_the_tokens_of_one_sequence_says_so(name):
-    with pytest.raises(ValueError, match="got 7 queries and 29 keys, but this mechanism relates tokens of one sequence; give"):
+    with pytest.raises(ValueError, match="got 7 queries and 29 keys, but both must be the same tokens in this mechanism; give"):
         create(name)(*qkv(7, LENGTH))
     for function, inputs in ((create(name), qkv()), (create(name).weights, qkv()[:2])):
-        with pytest.raises(ValueError, match=f"'{name}': got cross=True, or its layer a context, but this mechanism relates"):
+        with pytest.raises(
+            ValueError, match=f"'{name}': got cross=True, or its layer a context, but queries and keys of this mechanism must"
+        ):
             function(*inputs, cross=True)
-    with pytest.raises(ValueError, match=f"'{name}' relates the tokens of one sequence and does not support keys reduced by 2"):
+    with pytest.raises(
+        ValueError, match=f"reduction is 2, but queries and keys of '{name}' must be the same tokens; give reduction=1"
+    ):
         attention.create_layer(name, 8, 2, tokens=(4, 4), reduction=2)
 
 
@@ -488,7 +517,7 @@ def test_softmax_drops_weights_in_training_only():
 def test_names_and_sizes_that_make_no_sense_are_refused():
     for name in (None, ["hydra"], "hidra"):
         for function in (attention.facts, attention.option_names):
-            with pytest.raises(ValueError, match="attention: there is no mechanism"):
+            with pytest.raises(ValueError, match="attention: unknown mechanism"):
                 function(name)
     with pytest.raises(ValueError, match="num_heads is 0; give an integer ≥ 1"):
         attention.create_layer("hydra", 8, 0)
@@ -514,10 +543,10 @@ def test_impossible_heads_are_refused(name):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if attention.facts(name).needs_length])
 def test_what_has_parameters_for_each_token_wants_to_know_how_many(name):
-    with pytest.raises(TypeError, match=f"{name!r} has parameters for each token; give max_length"):
+    with pytest.raises(TypeError, match=f"{name!r} has parameters per token; give max_length"):
         attention.create(name, num_heads=2, head_dim=4)
     core = attention.create(name, num_heads=HEADS, head_dim=WIDTH, max_length=8).double()
-    with pytest.raises(ValueError, match=r"got 9 (tokens|queries), but it was made for at most 8.*max_length=9"):
+    with pytest.raises(ValueError, match=r"got 9 (tokens|queries), but it was created for at most 8.*max_length=9"):
         core(*qkv(9))
 
 

@@ -373,7 +373,7 @@ def test_skyformer_draws_published_positions_where_padding_is_at_the_end():
 
 
 def test_skyformer_draws_tokens_wherever_they_are():
-    """Moving the tokens that exist to the front changes nothing, as their order is kept."""
+    """Moving the existing tokens to the front has no effect, as their order is kept."""
     core, (q, k, v), mask = create("skyformer"), qkv(20, 20), scattered(20)[:1]
     q, k, v = q[:1], k[:1], v[:1]
     found = seeded(core, q, k, v, mask=mask)[:, :, mask[0]]

@@ -11,16 +11,16 @@ from polaformer.attention import AttentionLayer, create
 
 
 def test_a_core_made_for_other_heads_is_refused():
-    with pytest.raises(ValueError, match=r"the core is for 2 heads of width 32, but dim 64 and 4 heads give width 16"):
+    with pytest.raises(ValueError, match=r"the core has 2 heads of width 32, but dim 64 and 4 heads give width 16"):
         AttentionLayer(64, 4, create("softmax", num_heads=2, head_dim=32))
-    with pytest.raises(TypeError, match=r"core is a str; give one made by polaformer.attention.create"):
+    with pytest.raises(TypeError, match=r"core is a str; create one by polaformer.attention.create"):
         AttentionLayer(64, 4, "softmax")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dim": 13}, "dim 13 cannot be shared out among 2 heads; give a multiple of 2"),
+        ({"dim": 13}, "dim 13 is not divisible by 2 heads; give a multiple of 2"),
         ({"num_heads": 0}, "num_heads is 0; give an integer ≥ 1"),
         ({"num_heads": 12}, "head width is 1, but each polarity needs a channel of v; use fewer heads"),
         ({"conv": "dense"}, "conv is 'dense'; choose one of depthwise, deformable, sequence, None"),
@@ -28,7 +28,7 @@ def test_a_core_made_for_other_heads_is_refused():
         ({"kernel_size": (1, 2, 3)}, "kernel_size is (1, 2, 3)"),
         ({"gate": "sigmoid"}, "gate is 'sigmoid'; choose one of linear, matrix, None"),
         ({"gate_init": "xavier"}, "gate_init is 'xavier'; choose one of default, kaiming_uniform"),
-        ({"gate": "matrix"}, "gate 'matrix' has one row for each token; say how many with key_positions"),
+        ({"gate": "matrix"}, "gate 'matrix' has one row per token; give their number as key_positions"),
         ({"polarity": "none"}, "polarity is 'none'; choose one of both, same, positive, subtract"),
         ({"reduction": 0}, "reduction is 0; give an integer ≥ 1"),
         ({"key_positions": (0, 4)}, "key_positions' height or width is 0; give an integer ≥ 1"),
@@ -68,7 +68,7 @@ def test_settings_that_do_not_fit_are_refused_at_construction(options, message):
         ({}, {"x": tokens().to("meta")}, ValueError, "x is on meta but the layer on cpu"),
         ({}, {"grid": (4, 5, 7)}, ValueError, "grid is (4, 5, 7); give (height, width) of the tokens"),
         ({}, {"grid": (-4, -5)}, ValueError, "grid is (-4, -5); give (height, width)"),
-        ({}, {"grid": (4.0, 5.0)}, ValueError, "two positive whole numbers"),
+        ({}, {"grid": (4.0, 5.0)}, ValueError, "two positive integers"),
         ({}, {"grid": 20}, ValueError, "grid is 20; give (height, width)"),
         ({}, {"mask": [[True]]}, TypeError, "mask is a list; give a boolean torch.Tensor"),
         ({}, {"context": tokens(9).float()}, TypeError, "context has dtype torch.float32 but the layer torch.float64"),
@@ -80,7 +80,7 @@ def test_settings_that_do_not_fit_are_refused_at_construction(options, message):
             {"key_positions": GRID},
             {},
             ValueError,
-            "has a table of key positions for a grid, which has no meaning",
+            "has a table of key positions for a grid, which is undefined on a sequence",
         ),
         (
             {"key_positions": 20},
@@ -88,8 +88,8 @@ def test_settings_that_do_not_fit_are_refused_at_construction(options, message):
             ValueError,
             "key_positions was given as a number of tokens",
         ),
-        ({"reduction": 2}, {}, ValueError, "has a reduction of keys, which has no meaning on a sequence; give grid"),
-        ({"conv": "deformable"}, {}, ValueError, "has a deformable convolution, which has no meaning on a sequence"),
+        ({"reduction": 2}, {}, ValueError, "has a key reduction, which is undefined on a sequence; give grid"),
+        ({"conv": "deformable"}, {}, ValueError, "has a deformable convolution, which is undefined on a sequence"),
         (
             {},
             {"mask": torch.ones(2, 19, dtype=torch.bool)},

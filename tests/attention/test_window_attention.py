@@ -92,8 +92,8 @@ def test_half_precision_and_autocast():
     ("message", "call"),
     [
         ("give grid=", lambda layer, x: layer(x)),
-        ("neither a context nor a bias", lambda layer, x: layer(x, (3, 3), context=x)),
-        ("neither a context nor a bias", lambda layer, x: layer(x, (3, 3), bias=torch.zeros(9, 9))),
+        ("a context or a bias is not supported in windows", lambda layer, x: layer(x, (3, 3), context=x)),
+        ("a context or a bias is not supported in windows", lambda layer, x: layer(x, (3, 3), bias=torch.zeros(9, 9))),
         ("x has 9 tokens but grid", lambda layer, x: layer(x, (4, 3))),
         ("mask has shape", lambda layer, x: layer(x, (3, 3), torch.ones(2, 8, dtype=torch.bool))),
     ],

@@ -1,4 +1,4 @@
-"""Images of any size, and batches of unequal ones: padding changes nothing."""
+"""Images of any size, and batches of images of different sizes: padding has no effect."""
 
 import pytest
 import torch

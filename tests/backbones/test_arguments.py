@@ -56,7 +56,7 @@ def test_a_softmax_twin_is_the_pola_model_with_softmax():
 
 
 def test_published_settings_of_the_pola_layer():
-    """α = 4, kernel 5, ε = 1e-6, and no reduction of keys, in every variant."""
+    """α = 4, kernel 5, ε = 1e-6, and no key reduction, in every variant."""
     for name in polaformer.list_models("pola_*"):
         with torch.device("meta"):
             model = polaformer.create_model(name)
@@ -106,16 +106,16 @@ def test_deit_without_a_class_token_pools_the_patches():
 @pytest.mark.parametrize(
     ("error", "message", "name", "options"),
     [
-        (ValueError, "there is no model 'pola_swin_tny'; did you mean 'pola_swin_tiny'", "pola_swin_tny", {}),
+        (ValueError, "unknown model 'pola_swin_tny'; did you mean 'pola_swin_tiny'", "pola_swin_tny", {}),
         (TypeError, "does not take depht; did you mean 'depths'", "pola_pvt_tiny", {"depht": 3}),
         (TypeError, "does not take windows", "pola_pvt_v2_b0", {"windows": 7}),
-        (ValueError, "no mechanism 'sotfmax'", "pola_pvt_tiny", {"attention": "sotfmax"}),
-        (ValueError, "names 3 stages of 4", "pola_pvt_tiny", {"attention": "pola,pola,softmax"}),
-        (ValueError, "no mechanism 'LLS'", "pola_swin_tiny", {"attention": "LLS"}),
-        (ValueError, "no mechanism 'LLMS3'", "pola_swin_tiny", {"attention": "LLMS3"}),
+        (ValueError, "unknown mechanism 'sotfmax'", "pola_pvt_tiny", {"attention": "sotfmax"}),
+        (ValueError, "names 3 mechanisms for 4 stages", "pola_pvt_tiny", {"attention": "pola,pola,softmax"}),
+        (ValueError, "unknown mechanism 'LLS'", "pola_swin_tiny", {"attention": "LLS"}),
+        (ValueError, "unknown mechanism 'LLMS3'", "pola_swin_tiny", {"attention": "LLMS3"}),
         (ValueError, "depths is .2, 2., 2 values for 4 stages", "pola_pvt_tiny", {"depths": (2, 2)}),
         (ValueError, "num_heads is 0; give positive integers", "pola_pvt_tiny", {"num_heads": 0}),
-        (ValueError, "dim 64 cannot be shared out among 3 heads", "pola_pvt_tiny", {"num_heads": 3}),
+        (ValueError, "dim 64 is not divisible by 3 heads", "pola_pvt_tiny", {"num_heads": 3}),
         (ValueError, "img_size is 'large'", "pola_pvt_tiny", {"img_size": "large"}),
         (ValueError, "img_size is -1", "pola_pvt_tiny", {"img_size": -1}),
         (ValueError, "global_pool is 'max'", "pola_swin_tiny", {"global_pool": "max"}),
@@ -141,8 +141,8 @@ def test_deit_without_a_class_token_pools_the_patches():
         (TypeError, "attention_options has gat=1, which", "softmax_pvt_tiny", {"attention_options": {"gat": 1}}),
         (TypeError, "out_indices chooses features; give features_only=True", "pola_pvt_tiny", {"out_indices": [0]}),
         (TypeError, "features_only is 'no'", "pola_pvt_tiny", {"features_only": "no"}),
-        (ValueError, "mlp_ratio is 0.001, which leaves no channel of 64", "pola_pvt_tiny", {"mlp_ratios": 0.001}),
-        (ValueError, "there is no checkpoint /nowhere.pth", "pola_swin_base", {"checkpoint": "/nowhere.pth"}),
+        (ValueError, "mlp_ratio is 0.001, which leaves no hidden channel for dim 64", "pola_pvt_tiny", {"mlp_ratios": 0.001}),
+        (ValueError, "checkpoint /nowhere.pth does not exist", "pola_swin_base", {"checkpoint": "/nowhere.pth"}),
     ],
 )
 def test_wrong_arguments_get_a_clear_error(error, message, name, options):

@@ -1,4 +1,4 @@
-"""The numbers of every variant, what is dropped and decayed, and initial values."""
+"""Settings of every variant, drop path, weight decay, and initial values."""
 
 import PIL.Image
 import pytest
@@ -34,7 +34,7 @@ def test_weight_decay_as_the_authors_have_it(name):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_dropped_branch_leaves_its_sample_as_it_was(name):
-    """Each of the two branches of a block is dropped for a sample, or scaled up by what the others lost."""
+    """Each of the two branches of a block is dropped for a sample, or scaled up to compensate."""
     block = next(module for module in small(name).modules() if isinstance(module, Block))
     block.drop_path = DropPath(0.5)
     grid = (8, 8)

@@ -1,4 +1,4 @@
-"""Against tensors made with the authors' code: whole models, reduced and full-size, and the resizing of a checkpoint."""
+"""Against tensors computed with the authors' code: whole models, reduced and full-size, and the resizing of a checkpoint."""
 
 import json
 
@@ -132,7 +132,7 @@ def test_a_released_swin_loads_strictly(golden, name):
 
 
 def check_loads_strictly(name, shapes):
-    """A state dict with exactly these keys and shapes: through load_checkpoint, and through load_state_dict as it stands."""
+    """A state dict with exactly these keys and shapes: through load_checkpoint, and through load_state_dict directly."""
     state = {key: torch.zeros(shape, dtype=getattr(torch, dtype)) for key, (shape, dtype) in shapes.items()}
     state["head.bias"] = torch.arange(1000.0)
     model = polaformer.create_model(name)

@@ -7,7 +7,7 @@ import polaformer
 from models import SMALL, images, small
 
 FAMILIES = ["pola_deit_tiny", "pola_pvt_tiny", "pola_pvt_v2_b0", "pola_swin_tiny"]
-# Compiling a hierarchy takes the better part of a minute: the plain transformer stands for all in the default suite.
+# Compiling a hierarchy takes most of a minute: the plain transformer represents all in the default suite.
 COMPILED = [pytest.param(name, marks=() if name == "pola_deit_tiny" else pytest.mark.long) for name in FAMILIES]
 
 

@@ -160,7 +160,7 @@ def test_our_own_files_tell_the_shape_of_tables(tmp_path):
     x = images(1, 96, 96, dtype=torch.float64)
     assert torch.allclose(square(x), source(x), rtol=1e-12, atol=1e-12)
     with pytest.raises(CheckpointError, match=r"pos_embed.rows has shape \(136, 16\) in the file but \(145, 16\)"):
-        # A bare state dict does not tell, and 135 is no square.
+        # A bare state dict does not state the shape, and 135 is not a square.
         load_checkpoint(square, small("pola_deit_tiny", img_size=(72, 120)).double().state_dict())
 
 
@@ -221,7 +221,7 @@ def test_a_written_file_has_the_usual_permissions(tmp_path):
 
 
 def test_published_tables_are_squares():
-    """A table of 14×14 rows is not taken for one of 28×7, though both have 196."""
+    """A table of 14×14 rows is not treated as one of 28×7, though both have 196."""
     square = small("softmax_deit_tiny", img_size=112).double()
     oblong = small("softmax_deit_tiny", img_size=(224, 56)).double()
     published = {key.replace("pos_embed.rows", "pos_embed"): value for key, value in square.state_dict().items()}

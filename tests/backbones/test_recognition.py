@@ -27,7 +27,7 @@ def test_what_is_no_model_of_ours_is_not_recognised():
 
 
 def test_nothing_is_unpickled_but_in_one_place_and_there_with_care():
-    """Row X1 of our goals: torch.load stands in one file, with weights_only=True."""
+    """Row X1 of our goals: torch.load is called in one file, with weights_only=True."""
     code = (
         "import ast, pathlib, polaformer\n"
         "root = pathlib.Path(polaformer.__file__).parent\n"
@@ -61,7 +61,7 @@ def test_nothing_is_unpickled_but_in_one_place_and_there_with_care():
 def test_nonsense_about_the_model_of_a_file_is_one_error(text, tmp_path):
     path = tmp_path / "f.safetensors"
     save_file({"x": torch.ones(1)}, path, metadata={"format": "polaformer", "version": "1", "model": text})
-    with pytest.raises(CheckpointError, match="makes no sense"):
+    with pytest.raises(CheckpointError, match="its description of the model is invalid"):
         model_of_file(path, read_state_dict(path))
 
 

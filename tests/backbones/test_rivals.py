@@ -134,7 +134,7 @@ def test_windows_take_what_they_can_and_the_rest_passes_them_by():
 
 
 def test_a_gate_in_windows_is_the_gate_of_each_token_wherever_its_window_lies():
-    """Without a projection after it, a layer with the gate gives W x + b times what one without it gives, token by token."""
+    """Without a projection after it, a layer with the gate returns W x + b times the output without it, token by token."""
     layer = WindowAttention(8, 2, 2, shift=1, gate="linear", gate_init="normal")
     nn.init.eye_(layer.proj.weight)
     x, grid = torch.randn(2, 15, 8), (3, 5)
@@ -152,17 +152,19 @@ def test_what_has_parameters_for_each_token_is_made_for_the_native_size():
     model = small("pola_deit_tiny", attention="synthesizer", img_size=32)
     assert model.blocks[0].attn.core.max_length == 17
     assert model(images(1, 24, 24)).shape == (1, 5)
-    with pytest.raises(ValueError, match="got 26 queries, but it was made for at most 17"):
+    with pytest.raises(ValueError, match="got 26 queries, but it was created for at most 17"):
         model(images(1, 40, 40))
 
 
 def test_a_larger_native_size_is_refused_by_what_has_parameters_for_each_token():
     model = small("pola_deit_tiny", attention="linformer", img_size=32)
-    with pytest.raises(ValueError, match=r"the grid \(6, 6\) has 37 tokens, but the attention was made for at most 17"):
+    with pytest.raises(ValueError, match=r"the grid \(6, 6\) has 37 tokens, but the attention was created for at most 17"):
         model.set_input_size((48, 48))
     small("pola_deit_tiny", attention="hydra", img_size=32).set_input_size((48, 48))
     model = small("pola_deit_tiny", attention="cosformer", img_size=32, attention_options={"max_length": 17})
-    with pytest.raises(ValueError, match=r"the grid \(6, 6\) has 37 tokens, but the attention was made for at most 17; create"):
+    with pytest.raises(
+        ValueError, match=r"the grid \(6, 6\) has 37 tokens, but the attention was created for at most 17; create"
+    ):
         model.set_input_size((48, 48))
 
 
@@ -184,9 +186,9 @@ def test_synthesizers_own_map_has_a_column_for_each_reduced_key():
     model = small("pola_deit_tiny", attention="synthesizer", img_size=32, reductions=2)
     core = model.blocks[0].attn.core
     assert (core.max_length, core.max_keys) == (17, 5)
-    with pytest.raises(ValueError, match="got 9 keys, but it was made for at most 5; create it with max_keys=9 or more"):
+    with pytest.raises(ValueError, match="got 9 keys, but it was created for at most 5; create it with max_keys=9 or more"):
         model(images(1, 8, 128))
-    with pytest.raises(ValueError, match=r"the grid \(1, 16\) has 9 keys, but the attention was made for at most 5"):
+    with pytest.raises(ValueError, match=r"the grid \(1, 16\) has 9 keys, but the attention was created for at most 5"):
         model.set_input_size((8, 128))
     chosen = attention.create_layer("synthesizer", 8, 2, tokens=(4, 4), reduction=2, max_length=30).core
     assert (chosen.max_length, chosen.max_keys) == (30, 30)
@@ -212,6 +214,6 @@ def test_softmax_takes_options_of_its_core():
 
 
 def test_reduced_keys_are_refused_by_what_relates_the_tokens_of_one_sequence():
-    with pytest.raises(ValueError, match="'angular' relates the tokens of one sequence and does not support keys reduced by 2"):
+    with pytest.raises(ValueError, match="reduction is 2, but queries and keys of 'angular' must be the same tokens"):
         small("pola_pvt_tiny", attention="angular", reductions=(2, 1, 1, 1))
     assert small("pola_pvt_tiny", attention="efficient", reductions=(2, 1, 1, 1))(images()).shape == (2, 5)

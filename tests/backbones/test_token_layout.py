@@ -1,4 +1,4 @@
-"""Where tokens lie, stage by stage."""
+"""The layout of tokens, stage by stage."""
 
 import torch
 

@@ -309,10 +309,10 @@ TRAIN: dict[str, Case] = {
         ["fine-tuning starts from weights; give a weights file with --checkpoint"],
     ),
     "an unknown model": Case(
-        train(model="pola_deit_tinny"), USAGE, ["there is no model 'pola_deit_tinny'; did you mean 'pola_deit_tiny'?"]
+        train(model="pola_deit_tinny"), USAGE, ["unknown model 'pola_deit_tinny'; did you mean 'pola_deit_tiny'?"]
     ),
     "an unknown mechanism": Case(
-        train(attention="polar"), USAGE, ["there is no mechanism 'polar'; did you mean 'pola'? give one of angular, bigbird"]
+        train(attention="polar"), USAGE, ["unknown mechanism 'polar'; did you mean 'pola'? give one of angular, bigbird"]
     ),
     "an unknown optimiser": Case(train(optimizer="adamx"), USAGE, ["optimizer is 'adamx'; did you mean 'adamax'?"]),
     "an unknown augmentation": Case(train(auto_augment="rand-x9"), USAGE, ["auto_augment is 'rand-x9'"]),
@@ -323,7 +323,7 @@ TRAIN: dict[str, Case] = {
     "an unknown policy for bad images": Case(
         train(on_bad_image="ask"), USAGE, ["on_bad_image is 'ask'; choose one of error, skip"]
     ),
-    "heads that do not fit": Case(train(num_heads=3), USAGE, ["dim 16 cannot be shared out among 3 heads"]),
+    "heads that do not fit": Case(train(num_heads=3), USAGE, ["dim 16 is not divisible by 3 heads"]),
     "too many stages": Case(train("--num-heads", "2", "2"), USAGE, ["num_heads is (2, 2), 2 values for 1 stages"]),
     "half precision without a GPU": Case(
         train(precision="fp16"), USAGE, ["precision is 'fp16', which needs a GPU, but there is none"]
@@ -416,7 +416,7 @@ RESUME: dict[str, Case] = {
         BAD_DATA,
         ["3 problems", "there is no field 'foo'", "epochs is -3", 'lr is "x"; give a number'],
     ),
-    "config: an unknown model": Case(["resume", "config-model"], USAGE, ["there is no model 'pola_deit_tinny'; did you mean"]),
+    "config: an unknown model": Case(["resume", "config-model"], USAGE, ["unknown model 'pola_deit_tinny'; did you mean"]),
     "config: no data": Case(["resume", "config-data"], BAD_DATA, ["there is no data gone.npz"]),
 }
 GIVE_WEIGHTS = "give a run, one of its checkpoints, or a weights file"
@@ -441,7 +441,7 @@ WEIGHTS: dict[str, tuple[str, int, list[str]]] = {
         ["not-finite.safetensors has weights that are not finite"],
     ),
     "a parameter too many": ("extra.safetensors", BAD_DATA, ["its parameters are not those of the model that it names"]),
-    "a model beyond memory": ("huge-model.safetensors", BAD_DATA, ["what it says of its model makes no sense"]),
+    "a model beyond memory": ("huge-model.safetensors", BAD_DATA, ["its description of the model is invalid"]),
     "images beyond memory": ("huge-images.safetensors", BAD_DATA, ["are not valid (img_size is (1000000, 1000000)"]),
     "images without pixels": ("no-size.safetensors", BAD_DATA, ["img_size is (0, 8); give a height and a width"]),
     "an unknown interpolation": ("interpolation.safetensors", BAD_DATA, ["with 'magic'"]),

@@ -57,7 +57,7 @@ def test_models_with_other_mechanisms_show_the_rows_of_table_1(capsys: pytest.Ca
         3.5,
         False,
     )
-    assert "3.5 M comes out in neither way" in printed["paper"]["why_not"]
+    assert "3.5 M matches neither count" in printed["paper"]["why_not"]
     assert "paper" not in unprinted
 
 

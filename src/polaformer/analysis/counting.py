@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from polaformer.attention import WindowAttention
 from polaformer.attention.layer.gate import LinearGate
 from polaformer.backbones import Backbone, create_model
-from polaformer.backbones.published import Published, with_mechanism
+from polaformer.backbones.published import PaperRow, with_mechanism
 from polaformer.backbones.pvt import UnusedNorm
 from polaformer.backbones.registry import MODELS
 from polaformer.backbones.swin import Swin
@@ -72,8 +72,8 @@ def count_rival(name: str, mechanism: str) -> Counts:
     return count_named(name, attention=with_mechanism(mechanism, len(model.attention), is_swin=issubclass(model.family, Swin)))
 
 
-def is_reproduced(row: Published, counts: Counts) -> tuple[bool, bool]:
-    """Whether counting as the paper does gives the printed parameters, and the printed FLOPs, of a row of its tables."""
+def is_reproduced(row: PaperRow, counts: Counts) -> tuple[bool, bool]:
+    """Whether the paper's way of counting gives the printed parameters, and the printed FLOPs, of a row of the paper."""
     return (
         f"{counts.paper_params / 1e6:.{_decimals(row.params)}f}" == row.params,
         f"{counts.paper_macs / 1e9:.{_decimals(row.flops)}f}" == row.flops,

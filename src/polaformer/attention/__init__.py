@@ -1,4 +1,4 @@
-"""Attention mechanisms ("cores"), one a file, and the multi-head layer around any of them."""
+"""Attention mechanisms ("cores"), one per file, and the multi-head layer around any of them."""
 
 from polaformer.attention.layer.attention_layer import AttentionLayer, PolaAttention
 from polaformer.attention.layer.window_attention import WindowAttention

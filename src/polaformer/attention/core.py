@@ -1,4 +1,4 @@
-"""What every attention mechanism looks like from outside, and what most of them share.
+"""The interface of all attention mechanisms (cores), and the code that most of them share.
 
 # B batch, H heads, N queries, M keys, D head width, F features
 """
@@ -22,11 +22,11 @@ Maps = dict[str, Tensor]  # by name, each (B, H, N, M)
 
 
 class LayerParts(NamedTuple):
-    """What surrounds a mechanism where it was published: parts of the layer and of the block.
+    """The parts of the layer and of the block that a mechanism is published with.
 
-    gate, conv, kernel_size: arguments of AttentionLayer. key_positions: the keys have a table of positions.
+    gate, conv, kernel_size: arguments of AttentionLayer. key_positions: a table of positions is added to the keys.
     local_mlp: the block's MLP has a depthwise convolution.
-    core_options: the core's own arguments in the published models, where they differ from its defaults.
+    core_options: arguments of the core that differ from its defaults in the published models.
     """
 
     gate: str | None = None
@@ -37,28 +37,28 @@ class LayerParts(NamedTuple):
     core_options: Mapping[str, Any] = {}
 
     def layer_options(self, tokens: int | Grid | None) -> dict[str, Any]:
-        """The arguments of AttentionLayer for a native number of tokens, or (height, width) of their grid."""
+        """The arguments of AttentionLayer for a native number of tokens, or for the (height, width) of their grid."""
         options: dict[str, Any] = {"gate": self.gate, "conv": self.conv, "kernel_size": self.kernel_size}
         return options | {"key_positions": tokens if self.key_positions else None}
 
 
 class Facts(NamedTuple):
-    """What a mechanism is. A core declares it on its class; an instance whose options change a fact replaces its own copy.
+    """The properties of a mechanism. A core class declares them; an instance whose options change one has a modified copy.
 
     cost: how the time grows with the number of tokens: "linear", "n log n" or "quadratic".
-    approximates: the mechanism whose result it aims at; None: it has a formula of its own.
-    stochastic: it draws random numbers in every call, from PyTorch's generator.
-    cross: queries may be other tokens than keys, in the same or another number.
-    mixes_queries: the output of a query depends on the other queries too. Masked tokens are then left out as queries as well,
-        unless queries are other tokens than keys.
+    approximates: the mechanism whose result it approximates; None: it defines its own.
+    stochastic: every call draws random numbers from PyTorch's generator.
+    cross: it supports cross-attention: queries and keys may be different tokens, also in different numbers.
+    mixes_queries: the output of a query also depends on the other queries. Masked tokens are then excluded as queries too,
+        except in cross-attention.
     seeded: it draws a random pattern once, from its argument `seed`; the layers of a model get different seeds.
-    sized_by: its arguments that are numbers of tokens and have no default: "max_length" (tokens) and "max_keys" (keys).
-    max_length, max_keys: how many tokens and keys an instance takes; None: any number.
-    num_maps: how many maps each head has; None: one per channel.
-    distributions: the rows of every map are non-negative and sum to 1.
-    reads_masked: masked tokens are not zeroed, neither by the core nor by the layer: what is published reads them.
-    in_windows: in Swin it attends within shifted windows, by WindowAttention.
-    published: what surrounds it where it was published.
+    sized_by: the arguments that size its parameters: "max_length" (number of tokens) and "max_keys" (number of keys).
+    max_length, max_keys: the largest numbers of tokens and keys that an instance supports; None: any number.
+    num_maps: the number of maps per head; None: one per channel.
+    distributions: no map entry is negative, and rows sum to 1, or to less for queries with little or no key mass.
+    reads_masked: neither the core nor the layer zeroes masked tokens, because the published code reads them.
+    in_windows: in Swin it attends within shifted windows (WindowAttention).
+    published: the parts that it is published with.
     """
 
     cost: str
@@ -78,16 +78,16 @@ class Facts(NamedTuple):
 
     @property
     def needs_length(self) -> bool:
-        """Whether `max_length`, the largest number of tokens, must be given."""
+        """Whether `max_length`, the largest number of tokens, is required."""
         return "max_length" in self.sized_by
 
 
 class Core(Protocol):
-    """An attention mechanism: a module that maps q, k and v to outputs and can show the maps that it applies.
+    """An attention mechanism: a module that maps q, k and v to outputs and can return the maps that it applies.
 
     q (B, H, N, D), k and v (B, H, M, D), mask (B, M) True where the key exists, bias additive and broadcastable to
-    (B, H, N, M), grid the (height, width) of the queries. cross: queries are other tokens than keys, even if N = M; N != M
-    implies it. A core that does not support an argument refuses it. The layer zeroes masked tokens first, unless
+    (B, H, N, M), grid the (height, width) of the queries. cross: queries and keys are different tokens, even if N = M;
+    N != M implies it. A core refuses arguments that it does not support. The layer zeroes masked tokens first, unless
     `facts.reads_masked`.
     """
 
@@ -108,16 +108,16 @@ class Core(Protocol):
         ...
 
     def apply_maps(self, maps: Maps, v: Tensor) -> Tensor:
-        """What a call makes of v (B, H, M, D) by the maps that `weights` gave; v must be zero for keys that do not exist."""
+        """The output of a call for v (B, H, M, D), given the maps of `weights`; v must be zero for masked keys."""
         ...
 
 
 class WideCore(nn.Module):
-    """A core that computes in float32 (float64 for float64), whatever it is given, and takes no additive bias.
+    """A core that computes in float32 (float64 for float64 inputs) and does not support an additive bias.
 
-    A mechanism implements `attend` and, if it has a map, `map`. Both get q, k and v in the computing dtype, with autocast off;
-    masked positions of k and v are zero (even if they were NaN), and so are those of q if the mechanism mixes queries and they
-    are the same tokens. A mechanism that mixes queries and supports other tokens as queries implements `attend_mixed` and
+    A mechanism implements `attend` and, if it has a map, `map`. Both get q, k and v in the computing dtype, with autocast off.
+    Masked positions of k and v are zero (even if they were NaN); so are those of q if the mechanism mixes queries and this is
+    not cross-attention. A mechanism that mixes queries and supports cross-attention implements `attend_mixed` and
     `map_mixed` instead.
     """
 
@@ -131,7 +131,7 @@ class WideCore(nn.Module):
 
     @property
     def where(self) -> str:
-        """How messages name the mechanism."""
+        """The mechanism's name in error messages."""
         return f"attention {self.name!r}"
 
     def forward(
@@ -151,60 +151,60 @@ class WideCore(nn.Module):
         return _maps(q, k, mask, cross, self)
 
     def apply_maps(self, maps: Maps, v: Tensor) -> Tensor:
-        """What a call makes of v (B, H, M, D) by the maps that `weights` gave; v must be zero for keys that do not exist."""
+        """The output of a call for v (B, H, M, D), given the maps of `weights`; v must be zero for masked keys."""
         return apply_map(maps[self.name], v)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, H, N, D); see above for the arguments."""
+        """(B, H, N, D); the class describes the arguments."""
         raise NotImplementedError
 
     def map(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, H, N, M), zero where a key does not exist."""
+        """(B, H, N, M), zero for masked keys."""
         raise NotImplementedError
 
     def attend_mixed(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, queries: Tensor | None) -> Tensor:
-        """As `attend`, and told which queries exist: (B, N), True where one does; None: all do."""
+        """As `attend`; queries (B, N) is True where the query exists, None if all do."""
         return self.attend(q, k, v, mask)
 
     def map_mixed(self, q: Tensor, k: Tensor, mask: Tensor | None, queries: Tensor | None) -> Tensor:
-        """As `map`, and told which queries exist."""
+        """As `map`; queries as in `attend_mixed`."""
         return self.map(q, k, mask)
 
     def maps(self, q: Tensor, k: Tensor, mask: Tensor | None, queries: Tensor | None) -> Maps:
-        """The maps by name; one, unless the mechanism says otherwise."""
+        """The maps by name; a single one unless a mechanism overrides this."""
         return {self.name: self.map_mixed(q, k, mask, queries)}
 
     def map_names(self) -> list[str]:
-        """The names of `maps`."""
+        """The keys of `maps`."""
         return [self.name]
 
     def check_call(self, q: Tensor, k: Tensor, bias: Tensor | None, cross: bool) -> None:
-        """Raises for what the mechanism cannot honour."""
+        """Raises ValueError for arguments that the mechanism does not support."""
         refuse_bias(self.name, bias)
         if cross and not self.facts.cross:
             raise ValueError(
-                f"attention {self.name!r}: got cross=True, or its layer a context, but this mechanism relates tokens of one "
-                "sequence; leave it out, or use another mechanism"
+                f"attention {self.name!r}: got cross=True, or its layer a context, but queries and keys of this mechanism must "
+                "be the same tokens; leave it out, or use another mechanism"
             )
         if not self.facts.cross and q.shape[2] != k.shape[2]:
             raise ValueError(
-                f"attention {self.name!r}: got {q.shape[2]} queries and {k.shape[2]} keys, but this mechanism relates tokens "
-                "of one sequence; give as many of both (no reduction of keys, no other context), or use another mechanism"
+                f"attention {self.name!r}: got {q.shape[2]} queries and {k.shape[2]} keys, but both must be the same tokens in "
+                "this mechanism; give the same number (no key reduction, no other context), or use another mechanism"
             )
 
 
 class FeatureCore(WideCore):
     """A core of the form out_t = φ(q_t) Σ_i ψ(k_i)ᵀ v_i / φ(q_t) Σ_i ψ(k_i)ᵀ: linear in the number of tokens.
 
-    A mechanism writes `features`. A query that meets no key mass gives zeros.
+    A mechanism implements `features`. A query without key mass gives zeros.
     """
 
     def features(self, q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """φ(q) (B, H, N, F) and ψ(k) (B, H, M, F), the latter zero for keys that do not exist."""
+        """φ(q) (B, H, N, F) and ψ(k) (B, H, M, F), the latter zero for masked keys."""
         raise NotImplementedError
 
     def divisors(self, norms: Tensor, num_keys: Tensor | int) -> Tensor:
-        """What sums are multiplied with, from φ(q_t) Σ_i ψ(k_i)ᵀ (B, H, N, 1) and the number of keys that exist."""
+        """The factors that normalise the sums, from norms = φ(q_t) Σ_i ψ(k_i)ᵀ (B, H, N, 1) and the number of existing keys."""
         return reciprocal(norms)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -223,7 +223,7 @@ class FeatureCore(WideCore):
 @without_autocast
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, cross: bool, core: WideCore) -> Tensor:
     if 0 in (q.numel(), k.numel()):
-        return q.masked_fill(torch.ones((), dtype=torch.bool, device=q.device), 0.0)  # a part of the graph, as any result
+        return q.masked_fill(torch.ones((), dtype=torch.bool, device=q.device), 0.0)  # stays in the autograd graph
     dtype, queries = computing_dtype(v), _existing_queries(q, k, mask, cross, core)
     wide = (_zeroed(q.to(dtype), queries, core), _zeroed(k.to(dtype), mask, core), _zeroed(v.to(dtype), mask, core))
     return core.attend_mixed(*wide, mask, queries).to(v.dtype)
@@ -238,7 +238,7 @@ def _maps(q: Tensor, k: Tensor, mask: Tensor | None, cross: bool, core: WideCore
 
 
 def _existing_queries(q: Tensor, k: Tensor, mask: Tensor | None, cross: bool, core: WideCore) -> Tensor | None:
-    """The mask of the queries (B, N), where they are mixed: that of the keys, where they are the same tokens; None: no mask."""
+    """The mask of the queries (B, N): that of the keys if queries are mixed and are the same tokens, else None."""
     same_tokens = not cross and q.shape[2] == k.shape[2]
     return mask if core.facts.mixes_queries and same_tokens else None
 
@@ -248,47 +248,47 @@ def _zeroed(x: Tensor, mask: Tensor | None, core: WideCore) -> Tensor:
 
 
 def zero_absent(x: Tensor, mask: Tensor | None) -> Tensor:
-    """x (B, H, M, …) with zeros, also in place of NaN, for tokens that do not exist."""
+    """x (B, H, M, …) with zeros for masked tokens, even if they were NaN."""
     return x if mask is None else x.masked_fill(~mask[:, None, :, None], 0.0)
 
 
 def count_keys(k: Tensor, mask: Tensor | None) -> Tensor | int:
-    """How many keys exist: a number, or (B, 1, 1, 1) in k's dtype if samples differ."""
+    """The number of existing keys: an int, or with a mask (B, 1, 1, 1) in k's dtype."""
     return k.shape[2] if mask is None else mask.sum(dim=-1).to(k.dtype)[:, None, None, None]
 
 
 def at_least_one(count: Tensor | int) -> Tensor | int:
-    """The number of keys as a divisor, where there may be none."""
+    """The number of keys as a divisor: 1 if there are none."""
     return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
 
 
 def masked_softmax(scores: Tensor, exists: Tensor | None) -> Tensor:
-    """The softmax over the last dimension among what exists (broadcastable to scores); zeros where nothing does."""
+    """The softmax over the last dimension where `exists` (broadcastable to scores) is True; zeros for rows without any."""
     if exists is None:
         return scores.softmax(dim=-1)
-    # Where nothing exists the softmax sees everything, so that neither it nor its gradient is NaN.
+    # Rows without any key are left unmasked, so that neither their softmax nor its gradient is NaN.
     seen = exists | ~exists.any(dim=-1, keepdim=True)
     return scores.masked_fill(~seen, float("-inf")).softmax(dim=-1) * exists
 
 
 def apply_map(weights: Tensor, v: Tensor) -> Tensor:
-    """A map (B, H, N, M) times v (B, H, M, D), computed in the map's dtype, in v's."""
+    """A map (B, H, N, M) times v (B, H, M, D), computed in the map's dtype and returned in v's."""
     return (weights @ v.to(weights.dtype)).to(v.dtype)
 
 
 def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, exists: Tensor) -> Tensor:
-    """Softmax attention of each block of queries to the keys that it sees, on PyTorch's fused kernels, (B, H, G, S, D).
+    """Softmax attention of each block of queries to the keys that it sees, by PyTorch's fused kernels, (B, H, G, S, D).
 
     q (B, H, G, S, D), already scaled, k and v (B, H, G, L, D), exists broadcastable to (B, H, G, S, L). A query that sees no
     key gives zeros.
     """
     batch, _, num_blocks = q.shape[:3]
-    some = exists.any(dim=-1, keepdim=True)
-    # Where nothing exists everything is seen, so that neither the softmax nor its gradient is NaN.
-    seen = (exists | ~some).expand(batch, -1, num_blocks, -1, -1)
+    has_keys = exists.any(dim=-1, keepdim=True)
+    # Queries without any key are left unmasked, so that neither their softmax nor its gradient is NaN.
+    seen = (exists | ~has_keys).expand(batch, -1, num_blocks, -1, -1)
     q, k, v, seen = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v, seen))  # (B·G, H, …)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=1.0)
-    return out.unflatten(0, (batch, num_blocks)).transpose(1, 2) * some
+    return out.unflatten(0, (batch, num_blocks)).transpose(1, 2) * has_keys
 
 
 def unit_vectors(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
@@ -301,12 +301,12 @@ def unit_vectors(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
 def norm_of(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     """‖x‖₂ over the given dimensions, which are kept; at zero the gradient is zero, not NaN."""
     square = x.square().sum(dim=dim, keepdim=True)
-    empty = square == 0
-    return torch.where(empty, 0.0, torch.where(empty, 1.0, square).sqrt())
+    is_zero = square == 0
+    return torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, square).sqrt())
 
 
 def check_tensors(name: str, core: Core | nn.Module, q: Tensor, k: Tensor, v: Tensor | None, mask: Tensor | None) -> None:
-    """Raises before any work: TypeError for wrong kinds, ValueError for shapes and devices. Looks at no values."""
+    """Raises TypeError or ValueError unless types, dtypes, devices and shapes fit; reads no values."""
     where, named = f"attention {name!r}", {"q": q, "k": k} | ({} if v is None else {"v": v})
     for label, tensor in named.items():
         if not isinstance(tensor, Tensor):
@@ -324,8 +324,8 @@ def check_tensors(name: str, core: Core | nn.Module, q: Tensor, k: Tensor, v: Te
     heads = (core.num_heads, core.head_dim)
     if (q.shape[1], q.shape[3]) != heads:
         raise ValueError(
-            f"{where}: q has {q.shape[1]} heads of width {q.shape[3]}, but the core is for {heads[0]} of width {heads[1]}; "
-            "create it for those"
+            f"{where}: q has {q.shape[1]} heads of width {q.shape[3]}, but the core has {heads[0]} of width {heads[1]}; "
+            f"create it with num_heads={q.shape[1]}, head_dim={q.shape[3]}"
         )
     if (k.shape[0], k.shape[1], k.shape[3]) != (q.shape[0], *heads):
         raise ValueError(
@@ -333,7 +333,7 @@ def check_tensors(name: str, core: Core | nn.Module, q: Tensor, k: Tensor, v: Te
             "batch, heads and head width must agree, only the number of tokens may differ"
         )
     if v is not None and v.shape != k.shape:
-        raise ValueError(f"{where}: v has shape {tuple(v.shape)} but k has shape {tuple(k.shape)}; give them one shape")
+        raise ValueError(f"{where}: v has shape {tuple(v.shape)} but k has shape {tuple(k.shape)}; give both the same shape")
     if mask is not None:
         _check_mask(where, mask, k)
 
@@ -359,16 +359,16 @@ def check_heads(name: str, num_heads: int, head_dim: int) -> None:
 
 
 def check_length(name: str, most: int, given: int, *, what: str = "tokens", argument: str = "max_length") -> None:
-    """Raises if there are more tokens than a mechanism was made for."""
+    """Raises ValueError if there are more tokens than a mechanism was created for."""
     if given > most:
         raise ValueError(
-            f"attention {name!r}: got {given} {what}, but it was made for at most {most}; "
-            f"create it with {argument}={given} or more, or a model of it with a larger img_size"
+            f"attention {name!r}: got {given} {what}, but it was created for at most {most}; "
+            f"create it with {argument}={given} or more, or its model with a larger img_size"
         )
 
 
 def refuse_bias(name: str, bias: Tensor | None) -> None:
-    """Raises for a core that adds nothing to its scores, or has none."""
+    """Raises ValueError if a core that does not support a bias is given one."""
     if bias is not None:
         raise ValueError(
             f"attention {name!r}: got an additive bias of shape {tuple(bias.shape)}, but this mechanism forms no N×M scores "

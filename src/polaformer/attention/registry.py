@@ -1,4 +1,4 @@
-"""The attention mechanisms by name, and the layer that each is published in; polaformer.attention.core says what a core is."""
+"""Attention mechanisms by name, and the layer that each is published with; polaformer.attention.core defines cores."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -57,47 +57,46 @@ _CORES: dict[str, Callable[..., Core]] = {
     "softmax": SoftmaxCore,
     "synthesizer": SynthesizerCore,
 }
-# Mechanisms with a layer class of their own, which creates its core itself.
+# Mechanisms with their own layer class, which also creates the core.
 _LAYERS: dict[str, type[AttentionLayer]] = {"pola": PolaAttention}
 
 
 def names() -> list[str]:
-    """The names that `create` knows, sorted."""
+    """The names that `create` accepts, sorted."""
     return sorted(_CORES)
 
 
 def facts(name: str) -> Facts:
-    """What is known of the mechanism called `name`: cost, randomness, which calls it takes."""
+    """The facts of the mechanism called `name`: cost, randomness, supported calls."""
     found: Facts = _core_type(name).facts  # type: ignore[attr-defined]
     return found
 
 
 def option_names(name: str) -> list[str]:
-    """The arguments of the mechanism called `name` beside num_heads and head_dim."""
+    """The arguments of the mechanism called `name` other than num_heads and head_dim."""
     return [p for p in inspect.signature(_core_type(name)).parameters if p not in ("num_heads", "head_dim")]
 
 
 def create(name: str, *, num_heads: int, head_dim: int, **options: Any) -> Core:
     """The core called `name` for `num_heads` heads of width `head_dim`; options are that core's own arguments.
 
-    max_length, the largest number of tokens, is one of them for mechanisms with parameters for each token
-    (`facts(name).needs_length`), and has to be given there.
+    Mechanisms with parameters per token (`facts(name).needs_length`) require max_length, the largest number of tokens.
     """
-    make = _core_type(name)
+    core_type = _core_type(name)
     _check_options("attention.create", name, options, option_names(name))
     if facts(name).needs_length and "max_length" not in options:
-        raise TypeError(f"attention.create: {name!r} has parameters for each token; give max_length, their largest number")
-    return make(num_heads=num_heads, head_dim=head_dim, **options)
+        raise TypeError(f"attention.create: {name!r} has parameters per token; give max_length, the largest number of tokens")
+    return core_type(num_heads=num_heads, head_dim=head_dim, **options)
 
 
 def create_layer(
     name: str, dim: int, num_heads: int, *, tokens: int | Grid | None = None, num_prefix_tokens: int = 0, **options: Any
 ) -> AttentionLayer:
-    """The multi-head layer around the mechanism called `name`, with the parts it is published with unless options differ.
+    """The multi-head layer around the mechanism called `name`, with the parts it is published with unless options change them.
 
     `facts(name).published` lists them: for pola a gate, a 5×5 depthwise convolution and key positions; for focused the same
-    without the gate; for angular a convolution over the sequence with 9 taps; for the others nothing but the projections.
-    tokens: the native number of tokens of a sequence, or the (height, width) of a grid; without it, nothing is sized by it.
+    without the gate; for angular a convolution over the sequence with 9 taps; for the others only the projections.
+    tokens: the native number of tokens of a sequence, or (height, width) of a grid; None: no key positions, no max_length.
     options: arguments of AttentionLayer and of the core.
     """
     check_width(dim, num_heads)
@@ -107,8 +106,8 @@ def create_layer(
     _check_options("attention.create_layer", name, options, [*core_arguments, *sorted(layer_arguments)])
     if options.get("reduction", 1) != 1 and not about.cross:
         raise ValueError(
-            f"attention.create_layer: {name!r} relates the tokens of one sequence and does not support keys reduced by "
-            f"{options['reduction']}; give reduction=1"
+            f"attention.create_layer: reduction is {options['reduction']}, but queries and keys of {name!r} must be the same "
+            "tokens; give reduction=1"
         )
     if about.needs_length and tokens is not None and "max_length" not in options:
         options = _sizes(about.sized_by, tokens, num_prefix_tokens, options.get("reduction", 1)) | options
@@ -120,19 +119,19 @@ def create_layer(
     return AttentionLayer(dim, num_heads, core, **settings)
 
 
-def _sizes(wanted: Sequence[str], tokens: int | Grid, num_prefix_tokens: int, reduction: int) -> dict[str, int]:
-    """The native numbers of tokens and, on a grid, of keys, as far as they are wanted; prefix tokens are not reduced."""
+def _sizes(arguments: Sequence[str], tokens: int | Grid, num_prefix_tokens: int, reduction: int) -> dict[str, int]:
+    """The given arguments for a native size: numbers of tokens and, on a grid, of keys; prefix tokens are not reduced."""
     if isinstance(tokens, int):
         return {"max_length": num_prefix_tokens + tokens}
     height, width = reduced_grid(tokens, reduction)
     sizes = {"max_length": tokens[0] * tokens[1], "max_keys": height * width}
-    return {name: num_prefix_tokens + sizes[name] for name in wanted}
+    return {name: num_prefix_tokens + sizes[name] for name in arguments}
 
 
 def _core_type(name: str) -> Callable[..., Core]:
     if not isinstance(name, str) or name not in _CORES:
         hint = nearest(str(name), _CORES)
-        raise ValueError(f"attention: there is no mechanism {name!r}; {hint}choose one of {', '.join(names())}")
+        raise ValueError(f"attention: unknown mechanism {name!r}; {hint}choose one of {', '.join(names())}")
     return _CORES[name]
 
 

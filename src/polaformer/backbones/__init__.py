@@ -1,4 +1,4 @@
-"""Backbones with any attention: DeiT, PVT, PVTv2 and Swin. Importing this package registers them in timm too."""
+"""Backbones with any attention: DeiT, PVT, PVTv2 and Swin. Importing this package also registers them in timm."""
 
 from polaformer.backbones.backbone import Backbone
 from polaformer.backbones.deit import DeiT

@@ -1,4 +1,4 @@
-"""What all backbones have in common: a classifier, features that can be pruned, timm's verbs.
+"""The base class of all backbones: classifier, pruning to features, timm's methods.
 
 # B batch, C channels, H height, W width, N = H·W tokens
 """
@@ -23,14 +23,14 @@ class Backbone(nn.Module):
     """A vision transformer with a classifier; called as `model(images, mask=None)`.
 
     Images may have any size and aspect ratio. mask (B, H, W) is True where a pixel belongs to its image: for batches of images
-    of different sizes, padded on the right and below. Masked positions have no effect, and each image has the features that
-    it has alone. Sizes are read from the mask: torch.compile recompiles for every new set of them.
+    of different sizes, padded on the right and below. Masked positions have no effect, and each image gets the same features
+    as alone. Sizes are read from the mask: torch.compile recompiles for every new set of them.
 
-    A subclass is called with the fields of its `config_type`, builds `norm` and what it calls `units`, and calls `finish`.
+    A subclass takes the fields of its `config_type`, builds `norm` and the modules named by `units`, and calls `finish`.
     """
 
     config_type: ClassVar[type[BackboneConfig]]
-    units: ClassVar[str]  # the attribute whose modules give one feature map each: "stages" or "blocks"
+    units: ClassVar[str]  # the attribute whose modules return one feature map each: "stages" or "blocks"
     first_conv: ClassVar[str]  # the name of the first convolution, for timm
     pools: tuple[str, ...] = ("avg", "")
     translate: Callable[..., None]  # renames published parameters in a state dict, in place
@@ -48,7 +48,7 @@ class Backbone(nn.Module):
         self.feature_info: list[dict[str, Any]] = []
 
     def finish(self, config: BackboneConfig, feature_info: list[dict[str, Any]], norm_eps: float) -> None:
-        """Adds what follows from the features: their norms, the classifier; gives seeded attention its seeds."""
+        """Adds the norms of the features and the classifier; gives each layer of seeded attention another seed."""
         self.feature_info = feature_info
         self.num_features = self.head_hidden_size = feature_info[-1]["num_chs"]
         if config.feature_norms:
@@ -60,7 +60,7 @@ class Backbone(nn.Module):
                 core.seed = seed  # type: ignore[attr-defined]
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Images (B, C, H, W) to logits (B, classes), or to features if there is no classifier."""
+        """Images (B, C, H, W) to logits (B, classes), or to pooled features without a classifier."""
         return self.forward_head(self.forward_features(x, mask), mask=mask)
 
     def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -75,7 +75,7 @@ class Backbone(nn.Module):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Removes what the features with these indices do not need; returns the indices counted from the start."""
+        """Removes the modules that the given features do not need; returns their indices, counted from the start."""
         units = getattr(self, self.units)
         take, last = feature_take_indices(len(units), indices)
         if last + 1 < len(self.feature_info) and not prune_head:
@@ -97,7 +97,7 @@ class Backbone(nn.Module):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new classifier; none if num_classes is 0."""
+        """Replaces the classifier; num_classes=0 removes it."""
         check_integer(type(self).__name__, "num_classes", num_classes, least=0)
         self.global_pool = self.global_pool if global_pool is None else self._checked_pool(global_pool)
         self.num_classes = num_classes
@@ -108,7 +108,7 @@ class Backbone(nn.Module):
     def set_input_size(self, img_size: int | Grid) -> None:
         """Makes another size the native one permanently: tables are resized to it.
 
-        `forward` takes any size as it is; this saves the resizing there, and lets training learn tables of that size.
+        `forward` accepts any size anyway; this saves resizing in every call, and training then learns tables of that size.
         """
         self.img_size = as_grid("img_size", img_size)
         self._remember(img_size=self.img_size)
@@ -125,12 +125,13 @@ class Backbone(nn.Module):
     def _resize_tables(self, pixels: TokenLayout) -> None:
         raise NotImplementedError
 
-    def _enter(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, TokenLayout]:
+    def _masked_images(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, TokenLayout]:
+        """The images with zeros for masked pixels, and the layout of their pixels; raises for wrong inputs."""
         layout = pixel_layout(type(self).__name__, x, mask, self.in_chans, next(self.parameters()))
         return layout.cleared(x), layout
 
     def _remember(self, **changes: Any) -> None:
-        """Keeps `built_from` up to date, so that a saved file says how to build the model as it is."""
+        """Keeps `built_from` up to date, so that a saved file states how to build the model in its current form."""
         if self.built_from:
             self.built_from = self.built_from | changes
 
@@ -150,14 +151,14 @@ class Backbone(nn.Module):
 
 
 def set_native_grid(blocks: nn.Module, grid: Grid) -> None:
-    """Makes the grid the native size of all attention tables."""
+    """Makes the grid the native size of all attention tables in the blocks."""
     for module in blocks.modules():
         if isinstance(module, AttentionLayer):
             module.set_grid(grid)
 
 
 def mean_of_existing(features: Tensor, layout: TokenLayout) -> Tensor:
-    """The mean (B, C) of features (B, C, N) over the tokens that exist, in float32 at least: a sum can overflow fp16."""
+    """The mean (B, C) of features (B, C, N) over the existing tokens, in at least float32: a sum can overflow fp16."""
     exists = layout.token_mask()
     assert exists is not None
     wide = features.to(computing_dtype(features)).masked_fill(~exists[:, None], 0.0)

@@ -1,4 +1,4 @@
-"""The block that all four backbones are made of: x + attention(norm(x)), then x + mlp(norm(x)).
+"""The block of all four backbones: x + attention(norm(x)), then x + mlp(norm(x)).
 
 # B batch, N tokens, C channels
 """
@@ -18,7 +18,7 @@ from polaformer.backbones.token_layout import TokenLayout
 class ConvolutionalMlp(nn.Module):
     """Linear, a depthwise 3×3 convolution over the grid, GELU, linear; prefix tokens skip the convolution.
 
-    timm's version does not support masks: masked tokens must be zero where the convolution reads them.
+    timm's version does not support masks: masked tokens must be zero before the convolution.
     """
 
     def __init__(self, dim: int, hidden: int, drop: float, num_prefix_tokens: int = 0) -> None:
@@ -57,7 +57,7 @@ class Block(nn.Module):
         super().__init__()
         dim, hidden = stage.dim, int(stage.dim * stage.mlp_ratio)
         if hidden < 1:
-            raise ValueError(f"mlp_ratio is {stage.mlp_ratio}, which leaves no channel of {dim}; give a larger one")
+            raise ValueError(f"mlp_ratio is {stage.mlp_ratio}, which leaves no hidden channel for dim {dim}; give a larger one")
         self.norm1 = nn.LayerNorm(dim, eps=norm_eps)
         self.attn = attention
         self.norm2 = nn.LayerNorm(dim, eps=norm_eps)
@@ -75,7 +75,7 @@ class Block(nn.Module):
         return x + self.drop_path(self.feed_forward(self.norm2(x), layout))
 
     def feed_forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
-        """The second half, (B, N, C) to (B, N, C)."""
+        """The MLP, (B, N, C) to (B, N, C)."""
         return self.mlp(x, layout) if isinstance(self.mlp, ConvolutionalMlp) else self.mlp(x)
 
 

@@ -1,4 +1,4 @@
-"""The arguments that all backbones share, checked once, and what follows from them for each stage."""
+"""The arguments that all backbones share, checked once, and the settings of each stage that follow from them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ WINDOW_OPTIONS = ("gate", "gate_init")  # arguments of AttentionLayer that windo
 
 
 class StageConfig(NamedTuple):
-    """What a stage is built from."""
+    """The settings of a stage."""
 
     mechanism: str
     in_chans: int
@@ -36,7 +36,7 @@ class StageConfig(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class BackboneConfig:
-    """The arguments of a backbone. What is given per stage may also be one value for all stages.
+    """The arguments of a backbone. Those with one value per stage also accept one value for all stages.
 
     attention: one mechanism for all stages, one per stage ("pola,pola,softmax,softmax"), or the authors' letters ("LLSS").
     alpha: of pola. kernel_size: of depthwise and deformable convolutions.
@@ -86,7 +86,7 @@ class BackboneConfig:
 
     @property
     def num_outputs(self) -> int:
-        """How many feature maps `features_only` returns by default."""
+        """The number of feature maps that `features_only` returns by default."""
         return self.num_stages
 
     @property
@@ -113,7 +113,7 @@ class BackboneConfig:
         return found
 
     def stages(self) -> list[StageConfig]:
-        """What each stage is built from. Drop path rates grow linearly over all blocks."""
+        """The settings of each stage. Drop path rates grow linearly over all blocks."""
         dims, depths, num_heads = (self.per_stage(name) for name in ("dims", "depths", "num_heads"))
         mlp_ratios = self.per_stage("mlp_ratios", integers=False)
         drop_paths = calculate_drop_path_rates(self.drop_path_rate, list(depths), stagewise=True)
@@ -142,11 +142,11 @@ class BackboneConfig:
         return shared | self._supported_options(mechanism)
 
     def _supported_options(self, mechanism: str) -> dict[str, Any]:
-        """Those of attention_options that stages with this mechanism support.
+        """The attention_options that stages with this mechanism support.
 
-        What would have no effect is left out: gate_init without a gate, kernel_size without a convolution. In windows a
-        convolution would mix tokens that only the cyclic shift made neighbours, and there is no place for tables as large as
-        the grid (key positions, a matrix gate).
+        Options without effect are left out: gate_init without a gate, kernel_size without a convolution. In windows a
+        convolution would mix tokens that are neighbours only by the cyclic shift, and tables as large as the grid (key
+        positions, a matrix gate) do not apply.
         """
         known, published = self._known_options(mechanism), facts(mechanism).published
         found = {name: value for name, value in (self.attention_options or {}).items() if name in known}
@@ -169,7 +169,7 @@ class BackboneConfig:
         if options is None:
             return
         if not isinstance(options, Mapping):
-            raise TypeError(f"attention_options is a {type(options).__name__}; give a mapping from names of arguments")
+            raise TypeError(f"attention_options is a {type(options).__name__}; give a mapping from argument names to values")
         supported = {key for name in mechanisms for key in self._supported_options(name)}
         supported |= {key for key in ("gate", "conv", "key_positions") if options.get(key, "") is None}  # any layer omits them
         refused = [f"{key}={value!r}" for key, value in options.items() if key not in supported]
@@ -182,7 +182,7 @@ class BackboneConfig:
 
 
 def stage_mechanisms(attention: str | Sequence[str], num_stages: int) -> tuple[str, ...]:
-    """One mechanism per stage, from what BackboneConfig takes as `attention`; raises ValueError for anything else."""
+    """One mechanism per stage, from the argument `attention` of BackboneConfig; raises ValueError for anything else."""
     allowed = (
         f"give one of {', '.join(names())} for all stages, {num_stages} of them separated by commas, "
         f"or {num_stages} of the letters L (pola) and S (softmax)"
@@ -197,11 +197,11 @@ def stage_mechanisms(attention: str | Sequence[str], num_stages: int) -> tuple[s
     unknown = [part for part in parts if part not in names()]
     if unknown:
         hint = nearest(str(unknown[0]), names())
-        raise ValueError(f"attention is {attention!r}, but there is no mechanism {unknown[0]!r}; {hint}{allowed}")
+        raise ValueError(f"attention is {attention!r}: unknown mechanism {unknown[0]!r}; {hint}{allowed}")
     if len(parts) == 1:
         parts = parts * num_stages
     if len(parts) != num_stages:
-        raise ValueError(f"attention is {attention!r}, which names {len(parts)} stages of {num_stages}; {allowed}")
+        raise ValueError(f"attention is {attention!r}, which names {len(parts)} mechanisms for {num_stages} stages; {allowed}")
     return tuple(parts)
 
 

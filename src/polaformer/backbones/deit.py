@@ -1,8 +1,8 @@
 """DeiT, the plain vision transformer, with any attention.
 
-The paper reports PolaFormer on DeiT-T but released no code for it. This is a reading that fits its parameter and FLOP
-columns: DeiT with its class token; keys of all tokens have positions; the convolution acts on the patches, the gate on all
-tokens. With softmax it is timm's deit_*_patch16_224.
+The paper reports PolaFormer on DeiT-T, but its code is not released. This is a reconstruction that matches the parameter
+and FLOP columns: DeiT with its class token; the keys of all tokens have positions; the convolution acts on the patches, the
+gate on all tokens. With softmax it is timm's deit_*_patch16_224.
 
 # B batch, C channels, H height, W width, N = H·W patches, P prefix tokens (1 or 0)
 """
@@ -51,7 +51,7 @@ class DeiTConfig(BackboneConfig):
 
     @property
     def num_stages(self) -> int:
-        """One: all blocks have tokens of the same size."""
+        """One: the grid is the same in all blocks."""
         return 1
 
     @property
@@ -94,7 +94,7 @@ class DeiT(Backbone):
     def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Images (B, C, H, W) to tokens (B, P + N, dim), the class token first, zero outside the images."""
         tokens, layout = self._embed(x, mask)
-        return self._last(run_blocks(self.blocks, tokens, layout, recompute=self.recompute), layout)
+        return self._final_tokens(run_blocks(self.blocks, tokens, layout, recompute=self.recompute), layout)
 
     def forward_intermediates(
         self,
@@ -109,7 +109,7 @@ class DeiT(Backbone):
     ) -> Any:
         """The patches after blocks, preceded by the tokens of `forward_features` unless intermediates_only.
 
-        indices: which blocks; an integer: the last so many; None: all. norm: apply the final norm. output_fmt: "NCHW" or "NLC".
+        indices: which blocks; an integer n: the last n; None: all. norm: apply the final norm. output_fmt: "NCHW" or "NLC".
         return_prefix_tokens: return pairs of patches and class token (B, P, dim) instead of patches.
         """
         check_choice("DeiT", "output_fmt", output_fmt, FORMATS)
@@ -124,7 +124,7 @@ class DeiT(Backbone):
                 image = layout.image(patches)
                 feature = image.contiguous() if output_fmt == "NCHW" else image.flatten(2).mT
                 features.append((feature, prefix) if return_prefix_tokens else feature)
-        return features if intermediates_only else (self._last(tokens, layout), features)
+        return features if intermediates_only else (self._final_tokens(tokens, layout), features)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Keeps only the inputs of blocks for backward and recomputes the rest: less memory, more time."""
@@ -142,7 +142,7 @@ class DeiT(Backbone):
         }
 
     def _embed(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, TokenLayout]:
-        image, layout = self._enter(x, mask)
+        image, layout = self._masked_images(x, mask)
         tokens = self.patch_embed(pad_to_multiple(image, self.stride))  # (B, H, W, dim)
         layout = layout.shrunk(self.stride, (tokens.shape[1], tokens.shape[2]))
         tokens = tokens.flatten(1, 2)
@@ -155,7 +155,7 @@ class DeiT(Backbone):
             return self.feature_norms[index](tokens)
         return self.norm(tokens) if final else tokens
 
-    def _last(self, tokens: Tensor, layout: TokenLayout) -> Tensor:
+    def _final_tokens(self, tokens: Tensor, layout: TokenLayout) -> Tensor:
         tokens, exists = self.norm(tokens), layout.token_mask(self.num_prefix_tokens)
         return tokens if exists is None else tokens.masked_fill(~exists[..., None], 0.0)
 

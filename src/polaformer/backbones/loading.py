@@ -1,4 +1,4 @@
-"""Weights into models and out of them: all of a file or nothing."""
+"""Loading and saving the weights of models: a file is loaded completely or not at all."""
 
 import json
 import re
@@ -18,19 +18,19 @@ _PRUNED = re.compile(r"(stages|blocks)\.\d+\.|norm\.|feature_norms\.")  # what `
 
 
 class Loaded(NamedTuple):
-    """What `load_weights` did besides copying: tables that it resized, parameters of the file that it left out."""
+    """The result of `load_weights`: the tables that it resized, and the parameters of the file that it left out."""
 
     resized: list[str]
     left_out: list[str]
 
 
 def load_weights(model: nn.Module, source: str | PathLike[str] | Mapping[str, Any], *, reset_head: bool = False) -> Loaded:
-    """Puts the parameters of a file or state dict into the model, or raises WeightsError and changes nothing.
+    """Loads the parameters of a file or state dict into the model, or raises WeightsError and changes nothing.
 
-    The names may be ours, the authors' or timm's. Every parameter of the model must be there, with its shape, and nothing else.
-    Tables of positions are resized to the model's size. Buffers that follow from sizes are neither needed nor used. A model
-    without a classifier leaves out that of the file. reset_head: leave out the file's classifier, and keep the model's own, for
-    other classes.
+    The names may be ours, the authors' or timm's. The file must have all parameters of the model, with their shapes, and no
+    others. Position tables are resized to the model's size. Buffers that follow from sizes are neither needed nor used. If the
+    model has no classifier, that of the file is left out. reset_head: leave out the file's classifier and keep the model's,
+    for other classes.
     """
     inner = unwrapped(model)
     if any(parameter.is_meta for parameter in inner.parameters()):
@@ -39,7 +39,7 @@ def load_weights(model: nn.Module, source: str | PathLike[str] | Mapping[str, An
         origin, found = "the state dict", fit(extract_state_dict(source), inner)
     else:
         origin, found = str(source), fit(read_state_dict(source), inner, _grids(source))
-    left_out = _leave_out(found.state, inner, reset_head)
+    left_out = _drop_unused(found.state, inner, reset_head)
     problems = misfits(found.state, inner)
     if any(problems):
         raise WeightsError(_message(origin, inner, problems), problems)
@@ -48,25 +48,25 @@ def load_weights(model: nn.Module, source: str | PathLike[str] | Mapping[str, An
 
 
 def save_weights(model: nn.Module, path: str | PathLike[str], *, metadata: Mapping[str, str] | None = None) -> None:
-    """Writes the model's parameters as safetensors, with how the model was made; the file appears whole or not at all.
+    """Writes the model's parameters, and how it was built, as safetensors; the file is written completely or not at all.
 
-    A model that was pruned for features is written as it is, and the file does not say how it was made.
+    A model that was pruned to features is written as it is, and the file does not state how it was built.
     """
     tensors = {key: tensor.detach().contiguous() for key, tensor in unwrapped(model).state_dict().items()}
     write_safetensors(tensors, path, dict(metadata or {}) | model_metadata(model))
 
 
 def model_metadata(model: nn.Module) -> dict[str, str]:
-    """What a file of a model's weights says of the model: how it was made, and the grids of its tables."""
+    """The metadata of a model's weights file: how the model was built, and the grids of its tables."""
     inner = unwrapped(model)
-    about = {"grids": json.dumps(table_grids(inner), sort_keys=True)}
+    metadata = {"grids": json.dumps(table_grids(inner), sort_keys=True)}
     if getattr(inner, "built_from", None) and not getattr(inner, "pruned", False):
-        about["model"] = json.dumps(inner.built_from, sort_keys=True, default=_as_json)
-    return about
+        metadata["model"] = json.dumps(inner.built_from, sort_keys=True, default=_as_json)
+    return metadata
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside timm's wrapper for features, DistributedDataParallel, DataParallel or torch.compile."""
+    """The model inside timm's feature wrapper, DistributedDataParallel, DataParallel or torch.compile."""
     if isinstance(model, FeatureGetterNet):
         return unwrapped(model.model)
     if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
@@ -75,25 +75,25 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return unwrapped(compiled) if isinstance(compiled, nn.Module) else model
 
 
-def _leave_out(state: StateDict, model: nn.Module, reset_head: bool) -> list[str]:
-    """Takes out of the state what the model has no use for by what it is, puts in what stays the model's own; names both."""
+def _drop_unused(state: StateDict, model: nn.Module, reset_head: bool) -> list[str]:
+    """Removes parameters that the model does not use and adds those that keep the model's values; returns the removed names."""
     wanted = model.state_dict()
     no_head, pruned = getattr(model, "num_classes", None) == 0, getattr(model, "pruned", False)
-    changed = [
+    removed = [
         key
         for key in state
         if (key.startswith("head.") and (reset_head or no_head)) or (pruned and key not in wanted and _PRUNED.match(key))
     ]
-    for key in changed:
+    for key in removed:
         del state[key]
     for key in wanted.keys() - state.keys():
         if (reset_head and key.startswith("head.")) or key.startswith("feature_norms."):
             state[key] = wanted[key]
-    return changed
+    return removed
 
 
 def _grids(path: str | PathLike[str]) -> dict[str, Grid]:
-    """The (height, width) of tables, which our own files tell; {} for others."""
+    """The (height, width) of tables, which our own files store; {} for others."""
     try:
         grids = json.loads(read_metadata(path).get("grids", "{}"))
         found = {str(name): (int(height), int(width)) for name, (height, width) in grids.items()}
@@ -101,7 +101,7 @@ def _grids(path: str | PathLike[str]) -> dict[str, Grid]:
             raise ValueError("a side is not positive")
         return found
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise WeightsError(f"{path} is damaged: its list of table sizes makes no sense ({error})") from error
+        raise WeightsError(f"{path} is damaged: its list of table sizes is invalid ({error})") from error
 
 
 def _message(origin: str, model: nn.Module, problems: Misfits) -> list[str]:
@@ -113,7 +113,7 @@ def _message(origin: str, model: nn.Module, problems: Misfits) -> list[str]:
     if any(line.startswith("head.") for line in problems.different) and not problems.missing:
         lines.append("Other classes? Give the model the file's num_classes, or load with reset_head=True.")
     if problems.missing or problems.unexpected:
-        lines.append("Another model? `polaformer convert FILE OUT.safetensors`, without --model, finds out which.")
+        lines.append("Another model? `polaformer convert FILE OUT.safetensors`, without --model, recognises it.")
     return lines
 
 

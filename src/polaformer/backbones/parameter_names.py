@@ -1,4 +1,4 @@
-"""Published parameter names of whole models, and ours; those inside attention layers are translated by the layers.
+"""Translation of published parameter names of models to ours; attention layers translate their own.
 
 | published                                                         | here                                       |
 |-------------------------------------------------------------------|--------------------------------------------|
@@ -39,18 +39,18 @@ _DEIT: Rules = ((r"^pos_embed$", r"pos_embed.rows"),)
 
 
 def translate_pvt(model: nn.Module, state: StateDict, prefix: str, *_: Any) -> None:
-    """A hook before `load_state_dict`: renames PVT's and PVTv2's parameters, the authors' and timm's, in place."""
+    """A pre-hook of `load_state_dict`: renames PVT's and PVTv2's parameters, the authors' and timm's, in place."""
     _rename(state, prefix, _PVT)
 
 
 def translate_deit(model: nn.Module, state: StateDict, prefix: str, *_: Any) -> None:
-    """A hook before `load_state_dict`: renames DeiT's parameters in place."""
+    """A pre-hook of `load_state_dict`: renames DeiT's parameters in place."""
     _rename(state, prefix, _DEIT)
 
 
 def translate_swin(model: nn.Module, state: StateDict, prefix: str, *_: Any) -> None:
-    """A hook before `load_state_dict`: renames Swin's parameters, the authors' and timm's, in place."""
-    # The authors end a stage with its downsampling, timm begins the next one with it; the first stage tells which.
+    """A pre-hook of `load_state_dict`: renames Swin's parameters, the authors' and timm's, in place."""
+    # The authors end a stage with its downsampling, timm begins the next one with it; the first stage shows which.
     step = 1 if any(key.startswith(f"{prefix}layers.0.downsample.") for key in state) else 0
     for key in [key for key in state if key.startswith(prefix)]:
         if key.endswith(".attn_mask"):

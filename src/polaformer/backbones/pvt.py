@@ -1,6 +1,6 @@
 """PVT (Pyramid Vision Transformer, v1) with any attention: the authors' pola_pvt and its softmax twin.
 
-Four stages of stride 4, 2, 2, 2, each: patches, a learned position for each token, blocks. The mean of the last tokens is
+Four stages of stride 4, 2, 2, 2, each: patches, a learned position per token, blocks. The mean of the last tokens is
 classified, without a norm.
 
 # B batch, C channels, H height, W width, N = H·W tokens
@@ -62,10 +62,10 @@ class PVTConfig(BackboneConfig):
     drop_path_rate: float = 0.1
 
     def key_reductions(self) -> tuple[int, ...]:
-        """The reduction of keys in each stage."""
+        """The key reduction of each stage."""
         if self.reductions is not None:
             return self.per_stage("reductions")
-        # 8, 4, 2, 1 for four stages: the last sees every token, each one before it half as many per side as the next.
+        # 8, 4, 2, 1 for four stages: no reduction in the last, twice that of the next stage in each other.
         last = self.num_stages - 1
         return tuple(2 ** (last - i) if facts(name).cost == "quadratic" else 1 for i, name in enumerate(self.mechanisms))
 
@@ -78,17 +78,15 @@ class PVT(Pyramid):
     def __init__(self, **options: Any) -> None:
         config = PVTConfig(**options)
         super().__init__(config)
-        stages = []
-        for stage, reduction in zip(config.stages(), config.key_reductions(), strict=True):
-            blocks = pvt_blocks(config, stage, reduction)
-            stages.append(PVTStage(stage, blocks))
+        reduced = zip(config.stages(), config.key_reductions(), strict=True)
+        stages = [PVTStage(stage, pvt_blocks(config, stage, reduction)) for stage, reduction in reduced]
         self.norm = UnusedNorm(stages[-1].dim, eps=NORM_EPS)
         self.add_stages(config, stages, NORM_EPS)
         self.apply(initialise_linear)
 
 
 def pvt_blocks(config: PVTConfig, stage: StageConfig, reduction: int, *, local_mlp: bool = False) -> list[Block]:
-    """The blocks of a stage, with keys reduced in their attention."""
+    """The blocks of a stage, with key reduction in their attention."""
     options = config.layer_options(stage.mechanism) | {"tokens": stage.grid, "reduction": reduction}
     blocks = []
     for drop_path in stage.drop_paths:

@@ -1,7 +1,7 @@
 """PVTv2 with any attention: overlapping patches, a depthwise convolution in the MLP, a norm after each stage.
 
-The paper reports PolaFormer on PVTv2 but released no code for it. This is the reading that fits its parameter and FLOP columns:
-pola in all stages without reduction of keys, and the layer of the released pola_pvt.
+The paper reports PolaFormer on PVTv2, but its code is not released. This is a reconstruction that matches the parameter and
+FLOP columns: pola in all stages without key reduction, and the layer of the released pola_pvt.
 
 # B batch, C channels, H height, W width, N = H·W tokens
 """
@@ -57,10 +57,8 @@ class PVTv2(Pyramid):
     def __init__(self, **options: Any) -> None:
         config = PVTConfig(**options)
         super().__init__(config)
-        stages = []
-        for stage, reduction in zip(config.stages(), config.key_reductions(), strict=True):
-            blocks = pvt_blocks(config, stage, reduction, local_mlp=True)
-            stages.append(PVTv2Stage(stage, blocks))
+        reduced = zip(config.stages(), config.key_reductions(), strict=True)
+        stages = [PVTv2Stage(stage, pvt_blocks(config, stage, reduction, local_mlp=True)) for stage, reduction in reduced]
         self.norm = nn.Identity()
         self.add_stages(config, stages, NORM_EPS)
         self.apply(initialise_linear)
@@ -68,7 +66,7 @@ class PVTv2(Pyramid):
 
 
 def initialise_convolution(module: nn.Module) -> None:
-    """As PVTv2 publishes it: normal weights by fan-out, zero biases. For `Module.apply`."""
+    """As in the published PVTv2: normal weights by fan-out, zero biases. For `Module.apply`."""
     if isinstance(module, nn.Conv2d):
         fan_out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels // module.groups
         nn.init.normal_(module.weight, std=sqrt(2 / fan_out))
@@ -76,7 +74,7 @@ def initialise_convolution(module: nn.Module) -> None:
             nn.init.zeros_(module.bias)
 
 
-# Numbers of PVTv2; drop path rates of FLatten's configurations, which the paper builds on, and b5's from the original.
+# Settings of PVTv2; drop path rates of FLatten's configurations, which the paper builds on, and b5's from the original.
 VARIANTS: dict[str, dict[str, Any]] = {
     "b0": {"dims": (32, 64, 160, 256), "depths": (2, 2, 2, 2), "drop_path_rate": 0.1},
     "b1": {"depths": (2, 2, 2, 2), "drop_path_rate": 0.1},

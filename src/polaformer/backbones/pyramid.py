@@ -1,4 +1,4 @@
-"""A pyramid of stages, as PVT, PVTv2 and Swin are: each stage has fewer and wider tokens than the one before.
+"""A pyramid of stages, as in PVT, PVTv2 and Swin: each stage has fewer and wider tokens than the one before.
 
 # B batch, C channels, H height, W width, N = H·W tokens
 """
@@ -17,7 +17,7 @@ from polaformer.ops.grid import Grid
 
 
 class Stage(nn.Module):
-    """What stages share; a subclass adds the patch embedding, and maps an image and its layout to tokens and theirs."""
+    """The base class of stages; a subclass adds the patch embedding, and maps an image and its layout to tokens and theirs."""
 
     def __init__(self, config: StageConfig, blocks: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Pyramid(Backbone):
     stages: Any  # nn.ModuleList of Stage
 
     def add_stages(self, config: BackboneConfig, stages: Sequence[Stage], norm_eps: float) -> None:
-        """Adds the stages, and what follows from their features."""
+        """Adds the stages, and by `finish` what depends on their features."""
         self.stages = nn.ModuleList(stages)
         features = [(stage.dim, stage.reduction) for stage in config.stages()]
         info = [{"num_chs": dim, "reduction": ratio, "module": f"stages.{i}"} for i, (dim, ratio) in enumerate(features)]
@@ -44,7 +44,7 @@ class Pyramid(Backbone):
 
     def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Images (B, C, H, W) to the last stage's features, (B, C, H/stride, W/stride), zero outside the images."""
-        image, layout = self._enter(x, mask)
+        image, layout = self._masked_images(x, mask)
         for stage in self.stages:
             tokens, layout = stage(image, layout)
             image = layout.image(tokens)
@@ -62,12 +62,12 @@ class Pyramid(Backbone):
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
         """The features of stages, preceded by those of `forward_features` unless intermediates_only.
 
-        indices: which stages; an integer: the last so many; None: all. norm: apply the final norm to the last stage's features.
-        With `feature_norms` every stage's features go through their own norm instead. output_fmt: "NCHW" or "NLC" (tokens).
+        indices: which stages; an integer n: the last n; None: all. norm: apply the final norm to the last stage's features.
+        With `feature_norms` the features of every stage get their own norm instead. output_fmt: "NCHW" or "NLC" (tokens).
         """
         check_choice(type(self).__name__, "output_fmt", output_fmt, FORMATS)
         take, last = feature_take_indices(len(self.stages), indices)
-        image, layout = self._enter(x, mask)
+        image, layout = self._masked_images(x, mask)
         features = []
         for index, stage in enumerate(self.stages[: last + 1] if stop_early else self.stages):
             tokens, layout = stage(image, layout)

@@ -1,4 +1,4 @@
-"""The models by name: every variant of the paper, and the softmax twin of each."""
+"""Models by name: every variant of the paper, and the softmax twin of each."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -26,7 +26,7 @@ from polaformer.weights.errors import WeightsError
 
 
 class Features(FeatureGetterNet):
-    """timm's wrapper for features, which also takes a pixel mask."""
+    """timm's feature wrapper, which also accepts a pixel mask."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> list[Tensor]:
         """Images (B, C, H, W) to the features of the chosen stages."""
@@ -35,7 +35,7 @@ class Features(FeatureGetterNet):
 
 
 class Variant(NamedTuple):
-    """A class and the arguments that make a named model of it."""
+    """A named model: its class and the arguments."""
 
     family: type[Backbone]
     options: dict[str, Any]
@@ -47,7 +47,7 @@ class Variant(NamedTuple):
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of all stages."""
+        """The number of blocks in all stages."""
         depths = self.options.get("depths", 12)
         return depths if isinstance(depths, int) else sum(depths)
 
@@ -57,7 +57,7 @@ class Variant(NamedTuple):
         return self.family.config_type(**self.options).mechanisms
 
 
-_WRAPPING = ("features_only", "out_indices", "feature_cls", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
+_TIMM_ARGUMENTS = ("features_only", "out_indices", "feature_cls", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
 _FAMILIES: dict[str, tuple[type[Backbone], dict[str, dict[str, Any]]]] = {
     "deit": (DeiT, deit.VARIANTS),
     "pvt": (PVT, pvt.VARIANTS),
@@ -74,7 +74,7 @@ MODELS: dict[str, Variant] = {
 
 
 def list_models(pattern: str | Sequence[str] = "*") -> list[str]:
-    """The names that `create_model` knows and that match a pattern such as "pola_swin*" or "*_384", or any of several."""
+    """The names that `create_model` accepts and that match a pattern such as "pola_swin*" or "*_384", or any of several."""
     patterns = [pattern] if isinstance(pattern, str) else pattern
     return [name for name in MODELS if any(fnmatch(name, one) for one in patterns)]
 
@@ -92,10 +92,10 @@ def create_model(
 ) -> nn.Module:
     """The model called `name`, freshly initialised, or with the parameters of a checkpoint file.
 
-    num_classes: 0 leaves the classifier out. img_size: the native size, for which tables are made (any other size can be
-    given to the model); the variant's own unless given. attention: a mechanism for all stages, one a stage
-    ("pola,pola,softmax,softmax"), or the authors' letters ("LLSS"). drop_path_rate: the variant's published one unless given.
-    options: any other argument of the model's class, among them the variant's numbers (dims, depths, num_heads, mlp_ratios,
+    num_classes: 0 omits the classifier. img_size: the native size, for which tables are built (the model accepts any other
+    size too); by default the variant's. attention: one mechanism for all stages, one per stage ("pola,pola,softmax,softmax"),
+    or the authors' letters ("LLSS"). drop_path_rate: by default the variant's published one.
+    options: any other argument of the model's class, such as the variant's settings (dims, depths, num_heads, mlp_ratios,
     patch_size, reductions, windows, alpha, kernel_size); and features_only=True with out_indices, as in timm.
     A checkpoint must fit as it is; for other classes call `load_weights(model, path, reset_head=True)`.
 
@@ -107,7 +107,7 @@ def create_model(
     options |= {key: value for key, value in given.items() if value is not None}
     _check_options(name, options)
     if checkpoint is not None and not Path(checkpoint).exists():
-        raise WeightsError(f"there is no checkpoint {checkpoint}; check the path")
+        raise WeightsError(f"checkpoint {checkpoint} does not exist; check the path")
     model = build(name, num_classes=num_classes, in_chans=in_chans, **options)
     if checkpoint is not None:
         load_weights(model, checkpoint)
@@ -115,11 +115,11 @@ def create_model(
 
 
 def build(name: str, *, pretrained: bool = False, **options: Any) -> nn.Module:
-    """The entry point that timm calls: the model with timm's default_cfg, wrapped for features if so asked."""
+    """The entry point that timm calls: the model with timm's default_cfg, wrapped for features if requested."""
     variant = MODELS[name]
     arguments = variant.options | options
     overlay = dict(arguments.pop("pretrained_cfg_overlay", None) or {})
-    config = variant.family.config_type(**{key: value for key, value in arguments.items() if key not in _WRAPPING})
+    config = variant.family.config_type(**{key: value for key, value in arguments.items() if key not in _TIMM_ARGUMENTS})
     model = build_model_with_cfg(
         variant.family,
         name,
@@ -130,7 +130,7 @@ def build(name: str, *, pretrained: bool = False, **options: Any) -> nn.Module:
         **arguments,
     )
     inner = cast(Backbone, unwrapped(model))
-    inner.built_from = {"name": name} | {key: value for key, value in arguments.items() if key not in _WRAPPING}
+    inner.built_from = {"name": name} | {key: value for key, value in arguments.items() if key not in _TIMM_ARGUMENTS}
     inner.built_from |= {"num_classes": inner.num_classes, "in_chans": inner.in_chans}
     return model
 
@@ -158,14 +158,14 @@ default_cfgs = generate_default_cfgs({name: _default_cfg(variant) for name, vari
 
 
 def check_name(name: str) -> None:
-    """Raises ValueError unless there is a model of that name."""
+    """Raises ValueError unless a model has that name."""
     if not isinstance(name, str) or name not in MODELS:
         hint = nearest(str(name), MODELS)
-        raise ValueError(f"there is no model {name!r}; {hint}polaformer.list_models() and `polaformer models` list them")
+        raise ValueError(f"unknown model {name!r}; {hint}polaformer.list_models() and `polaformer models` list them")
 
 
 def _check_options(name: str, options: dict[str, Any]) -> None:
-    known = [*(field.name for field in fields(MODELS[name].family.config_type)), *_WRAPPING[:2]]
+    known = [*(field.name for field in fields(MODELS[name].family.config_type)), *_TIMM_ARGUMENTS[:2]]
     unknown = [option for option in options if option not in known]
     if not isinstance(options.get("features_only", False), bool):
         raise TypeError(f"create_model: features_only is {options['features_only']!r}; give True or False")

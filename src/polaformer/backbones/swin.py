@@ -107,7 +107,7 @@ def _attention(config: SwinConfig, stage: StageConfig, window: int, *, shifted: 
     return WindowAttention(stage.dim, stage.num_heads, window, shift=shift, **options)
 
 
-# Numbers and drop path rates of the released configurations; those at 384 are taken from 224, as none is released for small.
+# Settings and drop path rates of the released configurations; 384 has those of 224, as none is released for small.
 _TINY = {"depths": (2, 2, 6, 2), "drop_path_rate": 0.2}
 _SMALL = {"depths": (2, 2, 18, 2), "drop_path_rate": 0.3}
 _BASE = {

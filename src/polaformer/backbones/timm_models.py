@@ -1,4 +1,4 @@
-"""Registers every model of ours in timm under its name, unless timm has a model of that name."""
+"""Registers all our models in timm, except under names that timm already has."""
 
 from collections.abc import Callable
 from typing import Any

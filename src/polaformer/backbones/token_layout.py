@@ -1,7 +1,7 @@
-"""Where the tokens of a stage lie: their grid, which of them exist, and how large each image of the batch is.
+"""The layout of the tokens of a stage: their grid, which of them exist, and the size of each image of the batch.
 
 Images are padded on the right and below, never cropped: a stage of stride s has ceil(H / s) × ceil(W / s) tokens. In a batch of
-unequal images a pixel mask says where each image is; a token exists if any of its pixels does.
+images of different sizes a pixel mask marks each image; a token exists if any of its pixels does.
 
 # B batch, C channels, H height, W width, N = H·W tokens, P prefix tokens
 """
@@ -17,10 +17,10 @@ from polaformer.ops.windows import padding_needed
 
 
 class TokenLayout(NamedTuple):
-    """The grid (height, width) of a batch of token images, and what of it exists.
+    """The grid (height, width) of a batch of token images, and which of its tokens exist.
 
     exists: (B, H, W), True where the token exists; None: everywhere.
-    sizes: (height, width) of each image, at the top left of the grid; None: all as large as the grid.
+    sizes: (height, width) of each image, at the top left of the grid; None: all fill the grid.
     """
 
     grid: Grid
@@ -28,9 +28,9 @@ class TokenLayout(NamedTuple):
     sizes: tuple[Grid, ...] | None = None
 
     def shrunk(self, stride: int, grid: Grid | None = None) -> "TokenLayout":
-        """The layout of cells of stride × stride of these tokens, the last ones padded.
+        """The layout of cells of stride × stride tokens, the last ones padded.
 
-        grid: the same (height, width), where it can be read from a tensor; compilers then have nothing to prove.
+        grid: its (height, width) if a tensor's shape already gives it; compilers then need not derive it.
         """
         grid, exists, sizes = grid or _cells(self.grid, stride), self.exists, self.sizes
         if exists is not None and stride > 1:
@@ -46,7 +46,7 @@ class TokenLayout(NamedTuple):
         return self.cleared(tokens.mT.unflatten(-1, self.grid))
 
     def cleared(self, image: Tensor) -> Tensor:
-        """The image (B, C, H, W) with zeros where nothing exists, also in place of NaN."""
+        """The image (B, C, H, W) with zeros where nothing exists, even if it was NaN there."""
         return image if self.exists is None else image.masked_fill(~self.exists[:, None], 0.0)
 
 
@@ -60,7 +60,7 @@ def pixel_layout(name: str, image: Any, mask: Any, in_chans: int, like: Tensor) 
     """The layout of the pixels of images (B, C, H, W) under a mask (B, H, W), True where the pixel belongs to the image.
 
     Raises for anything else, and for images that are not in the dtype of `like`, a parameter. Sizes are read from the mask,
-    which on a GPU waits for it; without a mask nothing is read.
+    which synchronises with a GPU; without a mask nothing is read.
     """
     if not isinstance(image, Tensor) or image.ndim != 4 or image.shape[1] != in_chans:
         given = f"has shape {tuple(image.shape)}" if isinstance(image, Tensor) else f"is a {type(image).__name__}"
@@ -83,14 +83,14 @@ def pixel_layout(name: str, image: Any, mask: Any, in_chans: int, like: Tensor) 
 
 
 def _extents(name: str, mask: Tensor) -> tuple[Grid, ...]:
-    """The smallest (height, width) from the top left that holds all existing pixels of each image."""
+    """The smallest (height, width) from the top left that contains all existing pixels of each image."""
     heights, widths = (
         (mask.any(dim=axis) * torch.arange(1, mask.shape[3 - axis] + 1, device=mask.device)).amax(dim=1) for axis in (2, 1)
     )
     sizes = tuple((int(height), int(width)) for height, width in torch.stack([heights, widths], dim=1).tolist())
     empty = [index for index, size in enumerate(sizes) if 0 in size]
     if empty:
-        raise ValueError(f"{name}: the mask leaves no pixel of image {empty[0]}; leave that image out of the batch")
+        raise ValueError(f"{name}: the mask leaves no pixel of image {empty[0]}; remove that image from the batch")
     return sizes
 
 

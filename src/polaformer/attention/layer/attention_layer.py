@@ -3,10 +3,10 @@
     q, k, v = projections;  k += table of key positions;  out = proj( (core(q, k, v) + conv(v)) ⊙ gate(x) )
 
 The core owns what its formula needs (powers, scales, feature maps). The layer owns the projections, the gate, the convolution
-branch, the reduction of keys, the key positions and the prefix tokens; all but the projections are optional, so that the
-paper's ablation is a matter of arguments.
+branch, the key reduction, the key positions and the prefix tokens; all but the projections are optional, so that the
+paper's ablations differ in arguments only.
 
-# B batch, N tokens of x, M tokens that keys come from, C = num_heads · D channels, P prefix tokens
+# B batch, N tokens of x, M tokens of the source of keys, C = num_heads · D channels, P prefix tokens
 """
 
 import torch
@@ -46,14 +46,14 @@ Context = Tensor | None  # (B, M, C)
 class AttentionLayer(nn.Module):
     """Multi-head attention with the given core; called as `layer(x, grid=(H, W), mask=None, context=None)`.
 
-    conv: "depthwise", "deformable", "sequence" (one filter a head along all tokens in their order) or None: a convolution of
-        the values, added to what the core returns.
-    kernel_size: of the convolution; k means k×k, a pair (height, width) is taken as it is, both odd.
-    gate: "linear" (a projection of the input), "matrix" (a free N × C matrix, as large as `key_positions` says) or None.
+    conv: "depthwise", "deformable", "sequence" (one filter per head along all tokens in order) or None: a convolution of the
+        values, added to the core's output.
+    kernel_size: of the convolution; k means k×k, a pair is (height, width); odd numbers.
+    gate: "linear" (a projection of the input), "matrix" (a free N × C matrix, sized by `key_positions`) or None.
     gate_init: "default" (as published), "kaiming_uniform", "zeros", "normal", "uniform" or "ones", for the gate's weight.
     key_positions: the native (height, width) of the tokens, or their number for sequences: a learnable table is added to the
         keys, resized bicubically to any other size. None: no table.
-    reduction: r > 1 takes keys and values from r×r squares of tokens, as PVT does; prefix tokens pass by.
+    reduction: r > 1 takes keys and values from r×r squares of tokens, as in PVT; prefix tokens are not reduced.
     num_prefix_tokens: tokens before the grid (a class token); they skip reduction and every convolution but "sequence".
     """
 
@@ -113,13 +113,13 @@ class AttentionLayer(nn.Module):
 
         grid: (height, width) of the tokens after the prefix, row by row; None: a plain sequence, convolved in one dimension.
         mask: (B, N), or (B, M) with a context; True where the token exists (the opposite of PyTorch's `key_padding_mask`).
-            What lies under it influences nothing else; a token that does not exist is no query either. To hide tokens as
-            keys only, give them as the context too: `layer(x, context=x, mask=mask)`. A core that `reads_masked`, as some are
-            published, sees what lies under the mask all the same.
-        context: (B, M, C), where keys and values come from instead of x, which may be x itself. Its mask is not the queries',
-            also where M = N. The convolution branch is left out unless M = N. Cores for the tokens of one sequence refuse it.
-        sizes: the (height, width) of each sample's own image at the top left of the grid, in a batch of unequal images. What
-            is sized by the grid (table, matrix gate) is then sized by the image; the mask still says which tokens exist.
+            Masked tokens have no effect on others, neither as keys nor as queries. To mask tokens as keys only, give them as
+            the context too: `layer(x, context=x, mask=mask)`. A core that `reads_masked`, as some are published, reads masked
+            tokens all the same.
+        context: (B, M, C), the source of keys and values instead of x; it may be x itself. The mask then applies to keys only,
+            even if M = N. The convolution branch is skipped unless M = N. Cores without cross-attention refuse a context.
+        sizes: the (height, width) of each sample's image at the top left of the grid, in a batch of images of different sizes.
+            Tables and the matrix gate are then sized by the image, not the grid; the mask still marks which tokens exist.
         bias: added to the scores, broadcastable to (B, H, N, M); for cores that form scores (softmax).
         """
         x, source, size = self._inputs(x, grid, mask, context, sizes)
@@ -127,8 +127,8 @@ class AttentionLayer(nn.Module):
         out = self.core(self._split(q), self._split(k), self._split(v), mask=mask, bias=bias, grid=size, **_cross(context))
         out = out.transpose(1, 2).flatten(2)  # (B, N, C)
         gate = None if self.gate is None else self.gate(x, size, sizes)
-        num_passing = 0 if isinstance(self.conv, SequenceConvolution) else self.num_prefix_tokens
-        if self.conv is not None and source.shape[1] == x.shape[1] > num_passing:
+        num_skipped = 0 if isinstance(self.conv, SequenceConvolution) else self.num_prefix_tokens
+        if self.conv is not None and source.shape[1] == x.shape[1] > num_skipped:
             out = self._with_convolution(out, v, gate, mask, size, sizes)
         elif gate is not None:
             out = out * gate
@@ -144,7 +144,7 @@ class AttentionLayer(nn.Module):
         sizes: Sizes = None,
         bias: Bias = None,
     ) -> dict[str, Tensor]:
-        """The attention maps that forward applies to the same arguments, by name, each (B, H, N, M).
+        """The attention maps that forward applies for the same arguments, by name, each (B, H, N, M).
 
         PolaAttention gives "same" (for the first ceil(D/2) channels of v of each head) and "opposite" (for the others).
         """
@@ -153,16 +153,16 @@ class AttentionLayer(nn.Module):
         return self.core.weights(self._split(q), self._split(k), mask=mask, bias=bias, grid=size, **_cross(context))
 
     def set_grid(self, grid: Grid) -> None:
-        """Makes the grid the native size of what is sized by it, for good: tables are resized.
+        """Makes the grid the native size permanently: tables are resized to it.
 
-        Raises ValueError for a core that was made for fewer tokens, or keys.
+        Raises ValueError if the core was created for fewer tokens, or keys.
         """
         facts = self.core.facts
         for what, most, size in (("tokens", facts.max_length, grid), ("keys", facts.max_keys, self._key_grid(grid))):
             wanted = self.num_prefix_tokens + size[0] * size[1]
             if most is not None and wanted > most:
                 raise ValueError(
-                    f"{type(self).__name__}: the grid {grid} has {wanted} {what}, but the attention was made for at most "
+                    f"{type(self).__name__}: the grid {grid} has {wanted} {what}, but the attention was created for at most "
                     f"{most}; create the model or layer for the larger size"
                 )
         if self.key_positions is not None:
@@ -171,13 +171,13 @@ class AttentionLayer(nn.Module):
             self.gate.resize(grid)
 
     def _inputs(self, x: Tensor, grid: Size, mask: Mask, context: Context, sizes: Sizes) -> tuple[Tensor, Tensor, Grid]:
-        """x and the tokens that keys come from, with masked tokens zeroed unless the core reads them, and the grid."""
+        """x and the source of keys, with masked tokens zeroed unless the core reads them, and the grid."""
         source = x if context is None else context
         size = self._check_call(x, source, grid, mask)
         if sizes is not None:
             check_sizes(type(self).__name__, sizes, x.shape[0], grid, same_length=source.shape[1] == x.shape[1])
         if mask is not None and not self.core.facts.reads_masked:
-            # Zeroed here already: NaN under the mask would otherwise reach the projections' gradients.
+            # Before the projections: NaN in masked tokens would otherwise reach their gradients.
             source = source.masked_fill(~mask[..., None], 0.0)
         return (source if context is None else x), source, size
 
@@ -212,7 +212,7 @@ class AttentionLayer(nn.Module):
     def _with_convolution(
         self, out: Tensor, v: Tensor, gate: Tensor | None, mask: Tensor | None, grid: Grid, sizes: Sizes
     ) -> Tensor:
-        """(out + convolution of the values) ⊙ gate, (B, N, C); prefix tokens are convolved in a sequence only."""
+        """(out + convolution of the values) ⊙ gate, (B, N, C); only "sequence" convolves prefix tokens."""
         if mask is not None:
             v = v.masked_fill(~mask[..., None], 0.0)
         if isinstance(self.conv, SequenceConvolution):
@@ -238,7 +238,7 @@ class AttentionLayer(nn.Module):
         return None if sizes is None else [self._key_grid(size) for size in sizes]
 
     def _context_grid(self, num_tokens: int) -> Grid:
-        """The grid of the key table for a context of another length than x."""
+        """The grid of the key table for a context that is not as long as x."""
         assert self.key_positions is not None
         return (1, num_tokens - self.num_prefix_tokens) if self.for_sequences else self.key_positions.size
 
@@ -255,7 +255,7 @@ class AttentionLayer(nn.Module):
         check_tokens(name, "x", x, self.dim, self.qkv.weight)
         check_tokens(name, "context", source, self.dim, self.qkv.weight)
         if source.shape[0] != x.shape[0]:
-            raise ValueError(f"{name}: context has {source.shape[0]} samples but x has {x.shape[0]}; give them one batch")
+            raise ValueError(f"{name}: context has {source.shape[0]} samples but x has {x.shape[0]}; give equal batch sizes")
         if mask is not None:
             check_mask(name, mask, source)
         if min(x.shape[1], source.shape[1]) < num_prefix:
@@ -269,23 +269,21 @@ class AttentionLayer(nn.Module):
         return check_grid(name, grid, x.shape[1], num_prefix)
 
     def _check_own_grid(self, grid: Grid | None) -> None:
-        """Keys come from as many tokens as x has: they lie on its grid."""
+        """Raises unless the grid fits the layer; for keys that share the grid of x, being from the same number of tokens."""
         name = type(self).__name__
         if grid is not None and self.for_sequences:
             raise ValueError(f"{name}: key_positions was given as a number of tokens, for sequences; leave grid out")
         needs = {
             "a table of key positions for a grid": self.key_positions is not None and not self.for_sequences,
-            "a reduction of keys": self.key_reduction is not None,
+            "a key reduction": self.key_reduction is not None,
             "a deformable convolution": self.conv is not None and not isinstance(self.conv, nn.Conv2d),
         }
         for what, needed in needs.items():
             if needed and grid is None:
-                raise ValueError(
-                    f"{name}: this layer has {what}, which has no meaning on a sequence; give grid=(height, width)"
-                )
+                raise ValueError(f"{name}: this layer has {what}, which is undefined on a sequence; give grid=(height, width)")
 
     def _check_context(self, num_context: int, num_tokens: int) -> None:
-        """Keys come from a context of another length, whose grid is not known."""
+        """Raises unless the layer supports a context of another length than x, whose grid is unknown."""
         name = type(self).__name__
         if self.key_reduction is not None:
             raise ValueError(
@@ -295,21 +293,21 @@ class AttentionLayer(nn.Module):
         if self.key_positions is not None and not self.for_sequences and num_context != len(self.key_positions.rows):
             raise ValueError(
                 f"{name}: context has {num_context} tokens but the table of key positions has "
-                f"{len(self.key_positions.rows)} rows and the context's grid is not known; give a context of that length"
+                f"{len(self.key_positions.rows)} rows and the context's grid is unknown; give a context of that length"
             )
 
 
 def _cross(context: Tensor | None) -> dict[str, bool]:
-    """What a core is told of a context. Nothing without one, so that a core which knows no `cross` serves there."""
+    """The argument `cross` of a core; omitted without a context, so that cores without that argument can be used."""
     return {} if context is None else {"cross": True}
 
 
 class PolaAttention(AttentionLayer):
     """The paper's attention layer: polarity-aware linear attention, gate and convolution, on a grid or a sequence.
 
-    Parameters of its own: alpha (1 < p < 1 + alpha), polarity ("both", "same", "positive", "subtract"), learn_scale (division
-    of q and k by softplus(scale)), eps (0: the paper; 1e-6: the authors' code), backend. The rest is AttentionLayer's, with
-    the authors' choices as defaults. `load_state_dict` also accepts the authors' parameter names.
+    Its own arguments: alpha (1 < p < 1 + alpha), polarity ("both", "same", "positive", "subtract"), learn_scale (divides q
+    and k by softplus(scale)), eps (0: the paper; 1e-6: the authors' code), backend. The others are those of AttentionLayer,
+    with the authors' choices as defaults. `load_state_dict` also accepts the authors' parameter names.
     """
 
     core: PolaCore

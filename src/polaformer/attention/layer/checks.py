@@ -1,4 +1,4 @@
-"""What the layer refuses, before any work: settings that do not fit each other, calls that do not fit the settings."""
+"""Checks of the layer, before any work: settings must fit each other, and calls the settings."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,20 +16,18 @@ WHERE = "attention layer"
 
 
 def check_width(dim: int, num_heads: int) -> None:
-    """Raises unless dim channels can be shared out among the heads."""
+    """Raises unless the number of heads divides dim."""
     if check_integer(WHERE, "dim", dim) % check_integer(WHERE, "num_heads", num_heads):
-        raise ValueError(
-            f"attention layer: dim {dim} cannot be shared out among {num_heads} heads; give a multiple of {num_heads}"
-        )
+        raise ValueError(f"attention layer: dim {dim} is not divisible by {num_heads} heads; give a multiple of {num_heads}")
 
 
 def check_core(core: Core, dim: int, num_heads: int) -> None:
-    """Raises unless the core was made for the layer's heads."""
+    """Raises unless the core has the layer's heads."""
     if not isinstance(core, nn.Module) or not hasattr(core, "weights"):
-        raise TypeError(f"attention layer: core is a {type(core).__name__}; give one made by polaformer.attention.create")
+        raise TypeError(f"attention layer: core is a {type(core).__name__}; create one by polaformer.attention.create")
     if (core.num_heads, core.head_dim) != (num_heads, dim // num_heads):
         raise ValueError(
-            f"attention layer: the core is for {core.num_heads} heads of width {core.head_dim}, but dim {dim} and {num_heads} "
+            f"attention layer: the core has {core.num_heads} heads of width {core.head_dim}, but dim {dim} and {num_heads} "
             f"heads give width {dim // num_heads}; create it with num_heads={num_heads}, head_dim={dim // num_heads}"
         )
 
@@ -77,9 +75,9 @@ def check_options(
     check_integer(WHERE, "num_prefix_tokens", num_prefix_tokens, least=0)
     check_number(WHERE, "proj_drop", proj_drop, below=1.0)
     if gate == "matrix" and key_positions is None:
-        raise ValueError("attention layer: gate 'matrix' has one row for each token; say how many with key_positions")
+        raise ValueError("attention layer: gate 'matrix' has one row per token; give their number as key_positions")
     if conv == "sequence" and reduction > 1:
-        raise ValueError("attention layer: conv 'sequence' needs a value for each token, but reduction leaves fewer; use one")
+        raise ValueError("attention layer: conv 'sequence' needs one value per token, but reduction leaves fewer; use only one")
     if isinstance(key_positions, int) and (reduction > 1 or conv == "deformable"):
         raise ValueError(
             "attention layer: key_positions is a number, for sequences, but reduction and deformable convolution need a grid; "
@@ -88,7 +86,7 @@ def check_options(
 
 
 def check_tokens(name: str, label: str, tokens: Any, dim: int, like: Tensor) -> None:
-    """Raises unless `tokens` is (batch, tokens, dim) of the dtype family and on the device of `like`, a parameter."""
+    """Raises unless `tokens` is (batch, tokens, dim), with the dtype (except in autocast) and device of `like`, a parameter."""
     if not isinstance(tokens, Tensor):
         raise TypeError(f"{name}: {label} is a {type(tokens).__name__}; give a torch.Tensor")
     if tokens.ndim != 3 or tokens.shape[-1] != dim:
@@ -102,7 +100,7 @@ def check_tokens(name: str, label: str, tokens: Any, dim: int, like: Tensor) -> 
 
 
 def check_mask(name: str, mask: Any, source: Tensor) -> None:
-    """Raises unless `mask` is a boolean (batch, tokens) of the tokens that keys come from."""
+    """Raises unless `mask` is a boolean (batch, tokens) for the source of keys."""
     if not isinstance(mask, Tensor):
         raise TypeError(f"{name}: mask is a {type(mask).__name__}; give a boolean torch.Tensor, True where the token exists")
     if mask.dtype != torch.bool:
@@ -121,7 +119,7 @@ def check_grid(name: str, grid: Any, num_tokens: int, num_prefix: int) -> Grid:
     # No conversion to int here: while compiling or exporting, sizes are symbols.
     pair = isinstance(grid, tuple | list) and len(grid) == 2 and not any(isinstance(size, float) for size in grid)
     if not pair or grid[0] < 1 or grid[1] < 1:
-        raise ValueError(f"{name}: grid is {grid!r}; give (height, width) of the tokens, two positive whole numbers")
+        raise ValueError(f"{name}: grid is {grid!r}; give (height, width) of the tokens, two positive integers")
     if num_tokens != num_prefix + grid[0] * grid[1]:
         raise ValueError(
             f"{name}: x has {num_tokens} tokens but grid {tuple(grid)} with {num_prefix} prefix tokens has "
@@ -131,11 +129,11 @@ def check_grid(name: str, grid: Any, num_tokens: int, num_prefix: int) -> Grid:
 
 
 def check_sizes(name: str, sizes: Sequence[Grid], batch: int, grid: Grid | None, *, same_length: bool) -> None:
-    """Raises unless `sizes` holds one (height, width) within the grid for each sample."""
+    """Raises unless `sizes` has one (height, width) within the grid per sample."""
     if grid is None or not same_length:
-        raise ValueError(f"{name}: sizes say where images lie on the grid; give grid=(height, width), and no other context")
+        raise ValueError(f"{name}: sizes need a grid; give grid=(height, width), and no context of another length")
     if len(sizes) != batch:
-        raise ValueError(f"{name}: sizes has {len(sizes)} entries for {batch} samples; give a (height, width) for each")
+        raise ValueError(f"{name}: sizes has {len(sizes)} entries for {batch} samples; give one (height, width) per sample")
     for size in sizes:
         if not (1 <= size[0] <= grid[0] and 1 <= size[1] <= grid[1]):
-            raise ValueError(f"{name}: a sample of size {tuple(size)} is not on the grid {tuple(grid)}; give at most the grid")
+            raise ValueError(f"{name}: sizes has {tuple(size)}, outside the grid {tuple(grid)}; give (1, 1) to the grid's size")

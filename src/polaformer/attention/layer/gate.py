@@ -1,4 +1,4 @@
-"""The gate of Eq. 6: what the two streams are multiplied with, channel by channel.
+"""The gate of Eq. 6: elementwise factors of the two streams.
 
 # B batch, N tokens, C channels
 """
@@ -18,7 +18,7 @@ GATE_INITS = ("default", "kaiming_uniform", "zeros", "normal", "uniform", "ones"
 class LinearGate(nn.Module):
     """G as a projection of the input, W x + b, without an activation: the authors' code, and the 5Nd² of Eq. 10.
 
-    Not an nn.Linear, so that a model which initialises every nn.Linear in its own way leaves `gate_init` alone.
+    Not an nn.Linear, so that a model that initialises every nn.Linear does not override `gate_init`.
     """
 
     def __init__(self, dim: int, *, bias: bool = True, init: str = "default") -> None:
@@ -42,7 +42,7 @@ class MatrixGate(TokenTable):
 
     def __init__(self, size: tuple[int, int], dim: int, num_prefix_tokens: int = 0, *, init: str = "default") -> None:
         super().__init__(size, dim, num_prefix_tokens)
-        # "Kaiming" is what the paper's own Long Range Arena rows used; for a free matrix there is no other published choice.
+        # The paper's Long Range Arena rows use Kaiming; for a free matrix it is the only published choice.
         initialise_gate(self.rows, "kaiming_uniform" if init == "default" else init)
 
     def forward(self, x: Tensor, grid: Grid, sizes: Sizes = None) -> Tensor:  # type: ignore[override]
@@ -51,7 +51,7 @@ class MatrixGate(TokenTable):
 
 
 def initialise_gate(weight: Tensor, init: str) -> None:
-    """Fills weight in place: "default" as the authors' vision models do, the others as the paper's study of G does."""
+    """Fills weight in place: "default" as in the authors' vision models, the others as in the paper's study of G."""
     if init == "default":
         nn.init.trunc_normal_(weight, std=0.02)
     elif init == "kaiming_uniform":

@@ -1,4 +1,4 @@
-"""The key and value reduction of PVT: one key for each square of r×r tokens.
+"""The key and value reduction of PVT: one key per square of r×r tokens.
 
 # B batch, N = H·W tokens, C channels, r ratio
 """
@@ -23,7 +23,7 @@ class KeyReduction(nn.Module):
     def forward(self, tokens: Tensor, grid: tuple[int, int], mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Tokens (B, N, C) and mask (B, N) to (B, n, C) and (B, n), n the cells of `reduced_grid`.
 
-        Masked tokens must be zero already, unless they are to be read. A reduced key exists if any of its tokens does.
+        Masked tokens must already be zero, unless the core reads them. A reduced key exists if any of its tokens does.
         """
         image = self._padded(tokens.mT.unflatten(-1, grid), grid)  # (B, C, H', W')
         reduced = self.norm(self.conv(image).flatten(2).mT)

@@ -1,4 +1,4 @@
-"""Published parameter names and ours.
+"""Translation of published parameter names to ours.
 
 | published                                             | here                                    |
 |-------------------------------------------------------|-----------------------------------------|
@@ -23,7 +23,7 @@ StateDict = dict[str, Any]
 
 
 def translate_published_names(layer: nn.Module, state: StateDict, prefix: str, *_: Any) -> None:
-    """A hook before `load_state_dict`: renames, in place, what belongs to the layer at `prefix`; leaves the rest alone."""
+    """A pre-hook of `load_state_dict`: renames the published parameters of the layer at `prefix`, in place."""
     for kind in ("weight", "bias"):
         _fuse_projections(state, prefix, kind, getattr(getattr(layer, "qkv", None), kind, None))
     _rename(state, f"{prefix}positional_encoding", f"{prefix}key_positions.rows", _as_rows)
@@ -40,29 +40,29 @@ def translate_published_names(layer: nn.Module, state: StateDict, prefix: str, *
 
 
 def _fuse_projections(state: StateDict, prefix: str, kind: str, wanted: Tensor | None) -> None:
-    """qkvg, or qg and kv, or q and kv, as qkv and gate; kind is "weight" or "bias", wanted the layer's qkv of that kind.
+    """Turns qkvg, or qg and kv, or q and kv, into qkv and gate; kind: "weight" or "bias"; wanted: the layer's qkv of that kind.
 
-    What does not fit together, or is there under our names too, stays as it is, to be reported as unexpected.
+    Tensors that do not fit together, or that also exist under our names, are left alone and reported as unexpected.
     """
     fused, query_gate, query, key_value = (f"{prefix}{name}.{kind}" for name in ("qkvg", "qg", "q", "kv"))
     ours, gate = f"{prefix}qkv.{kind}", f"{prefix}gate.{kind}"
     if ours in state:
         return
-    if fused in state and _in_rows(state[fused]) and gate not in state:
+    if fused in state and _have_matching_rows(state[fused]) and gate not in state:
         rows = state.pop(fused)
         width = len(rows) // 4
         state[ours], state[gate] = rows[: 3 * width], rows[3 * width :]
-    elif query_gate in state and _in_rows(state[query_gate], state.get(key_value)) and gate not in state:
+    elif query_gate in state and _have_matching_rows(state[query_gate], state.get(key_value)) and gate not in state:
         q, state[gate] = state.pop(query_gate).tensor_split(2)
         state[ours] = _joined(q, state.pop(key_value), wanted)
-    elif query in state and _in_rows(state[query], state.get(key_value)):
+    elif query in state and _have_matching_rows(state[query], state.get(key_value)):
         state[ours] = _joined(state.pop(query), state.pop(key_value), wanted)
 
 
 def _joined(first: Tensor, second: Tensor, wanted: Tensor | None) -> Tensor:
-    """The rows of both; on the meta device, without memory, where their shape is not that of the layer.
+    """The rows of both; if the result does not have the layer's shape, an empty tensor on the meta device.
 
-    So a wrong shape is reported as such, and a file of a few bytes cannot make us copy what it claims to hold.
+    A wrong shape is then reported as such, and a file of a few bytes cannot make us allocate what it claims to hold.
     """
     shape = torch.Size([len(first) + len(second), *first.shape[1:]])
     if wanted is None or wanted.shape != shape:
@@ -70,20 +70,20 @@ def _joined(first: Tensor, second: Tensor, wanted: Tensor | None) -> Tensor:
     return torch.cat([first, second])
 
 
-def _in_rows(*tensors: Any) -> bool:
-    """Whether these are tensors whose rows can stand below each other."""
+def _have_matching_rows(*tensors: Any) -> bool:
+    """Whether all are tensors whose rows have the same shape and dtype."""
     if not all(isinstance(tensor, Tensor) and tensor.ndim > 0 for tensor in tensors):
         return False
     return all(tensor.shape[1:] == tensors[0].shape[1:] and tensor.dtype == tensors[0].dtype for tensor in tensors)
 
 
 def _as_heads(x: Tensor, shape: torch.Size) -> Tensor:
-    """x as (H, D); unchanged where it does not fit, so that load_state_dict reports both shapes."""
+    """x as (H, D); unchanged if it does not fit, so that load_state_dict reports both shapes."""
     return x.reshape(shape) if x.numel() == shape.numel() else x
 
 
 def _as_rows(table: Tensor) -> Tensor:
-    """A table (1, N, C) as rows (N, C); unchanged where it is no such table."""
+    """A table (1, N, C) as rows (N, C); unchanged if it has another shape."""
     return table[0] if table.ndim == 3 and len(table) == 1 else table
 
 

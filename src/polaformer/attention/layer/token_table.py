@@ -1,4 +1,4 @@
-"""A learnable vector for each token of a grid, which fits grids of any other size.
+"""A learnable vector per token of a grid, resizable to any other grid.
 
 # B batch, C channels
 """
@@ -12,10 +12,10 @@ from polaformer.ops.precision import computing_dtype
 
 
 class TokenTable(nn.Module):
-    """One learnable row for each prefix token and each cell of a grid; zeros at first.
+    """One learnable row per prefix token and per cell of a grid; initially zero.
 
-    A sequence of N tokens is a grid of one row, (1, N). At the native size the rows are returned as they are; at another size
-    the grid's rows are resized, and the prefix rows stay.
+    A sequence of N tokens is a grid of one row, (1, N). At the native size the rows are returned unchanged; at another size
+    the rows of the grid are resized, those of the prefix kept.
     mode: "bicubic", as the authors resize their key tables, or "bilinear", as they resize PVT's position embeddings.
     """
 
@@ -28,7 +28,7 @@ class TokenTable(nn.Module):
         """(prefix + height·width, C) for the grid.
 
         With sizes, the (height, width) of each sample at the top left of the grid: (B, prefix + height·width, C), each sample
-        with the table of its own size, and zeros around it.
+        with the table for its size, padded with zeros.
         """
         if sizes is None:
             return self._rows_for(grid)
@@ -38,7 +38,7 @@ class TokenTable(nn.Module):
         return torch.stack([tables[size] for size in sizes])
 
     def resize(self, size: Grid) -> None:
-        """Makes `size` the native size, for good: the parameter is replaced by its resized rows."""
+        """Makes `size` the native size permanently: the parameter is replaced by its resized rows."""
         with torch.no_grad():
             rows = self._rows_for(size).clone()
         self.rows, self.size = nn.Parameter(rows, requires_grad=self.rows.requires_grad), size

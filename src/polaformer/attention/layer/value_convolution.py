@@ -1,7 +1,7 @@
 """The convolution branch: it adds rank to a low-rank attention map (section 4.1 and the ablation table of the paper).
 
-The same filters serve every head. A sequence is a grid of one row, on which a k×k filter acts as its middle row; a kernel of
-(1, k) is a convolution for sequences alone, without the rows that these never use.
+All heads share the same filters. A sequence is a grid of one row, on which only the middle row of a k×k filter acts; a kernel
+of (1, k) is for sequences only and omits the rows that they never use.
 
 # B batch, N tokens, C = num_heads · D channels
 """
@@ -19,7 +19,7 @@ CONVOLUTIONS = ("depthwise", "deformable", "sequence", None)
 
 
 def create_convolution(kind: str | None, num_heads: int, head_dim: int, kernel_size: tuple[int, int]) -> nn.Module | None:
-    """A module from images (B, D, H, W) to images of the same shape, or from heads ("sequence"), or None."""
+    """A module that maps images (B, D, H, W), or values (B, heads, N, D) for "sequence", to the same shape; or None."""
     if kind is None:
         return None
     if kind == "sequence":
@@ -31,9 +31,9 @@ def create_convolution(kind: str | None, num_heads: int, head_dim: int, kernel_s
 
 
 def is_plain_depthwise(module: nn.Module | None) -> TypeGuard[nn.Conv2d]:
-    """Whether the module does what `create_convolution` gave it to do and no more, so that its parameters say everything.
+    """Whether the module is an unmodified depthwise convolution, so that its parameters can be used without calling it.
 
-    Hooks, pruning, parametrisations and other strides or paddings want the module itself to be called.
+    With hooks, pruning, parametrisations, or other strides or paddings, the module itself must be called.
     """
     if type(module) is not nn.Conv2d or module._forward_hooks or module._forward_pre_hooks:
         return False
@@ -43,7 +43,7 @@ def is_plain_depthwise(module: nn.Module | None) -> TypeGuard[nn.Conv2d]:
 
 
 class SequenceConvolution(nn.Conv2d):
-    """One filter a head over the sequence of all tokens, prefix included, shared by the head's channels; no bias.
+    """One filter per head over the sequence of all tokens, prefix included, shared by the head's channels; no bias.
 
     Values (B, heads, N, D) to the same shape. The branch of linear-angular attention (Castling-ViT).
     """
@@ -54,10 +54,10 @@ class SequenceConvolution(nn.Conv2d):
 
 
 class DeformableConvolution(nn.Module):
-    """A depthwise convolution whose sampling points are moved by offsets that a plain convolution predicts (zero at first).
+    """A depthwise convolution whose sampling points are moved by offsets that a plain convolution predicts (initially zero).
 
     The paper names "deformable convolution" and its accuracy only; groups and offsets are our reading, chosen to differ from
-    the depthwise branch in nothing but the deformation.
+    the depthwise branch only in the deformation.
     """
 
     def __init__(self, head_dim: int, kernel_size: tuple[int, int]) -> None:
@@ -73,7 +73,7 @@ class DeformableConvolution(nn.Module):
             nn.init.zeros_(self.offsets.bias)
 
     def forward(self, image: Tensor) -> Tensor:
-        """(B, D, H, W) to the same shape; sampled in float32 at least, as torchvision has no bf16 kernel on a CPU."""
+        """(B, D, H, W) to the same shape; sampled in at least float32, as torchvision has no bf16 kernel for CPUs."""
         return _deform(image, self.offsets(image), self.deform).to(image.dtype)
 
 
@@ -87,7 +87,7 @@ def _deform(image: Tensor, offsets: Tensor, deform: nn.Module) -> Tensor:
 
 
 def convolve_tokens(convolution: nn.Module, values: Tensor, grid: Grid, num_heads: int) -> Tensor:
-    """The convolution over tokens values (B, H·W, C) on their grid, each head apart, (B, H·W, C)."""
+    """The convolution of values (B, H·W, C) on their grid, each head separately, (B, H·W, C)."""
     batch = values.shape[0]
     images = values.unflatten(1, grid).unflatten(-1, (num_heads, -1)).permute(0, 3, 4, 1, 2)  # (B, heads, D, H, W)
     images = convolution(images.flatten(0, 1)).unflatten(0, (batch, num_heads))
@@ -95,15 +95,15 @@ def convolve_tokens(convolution: nn.Module, values: Tensor, grid: Grid, num_head
 
 
 def stretch_tokens(values: Tensor, old: Grid, new: Grid, old_sizes: Sizes = None, new_sizes: Sizes = None) -> Tensor:
-    """Reduced values (B, old height·width, C) brought to the new grid, linearly along the raster order, as the authors do.
+    """Reduced values (B, old height·width, C) interpolated to the new grid, linearly in raster order, as the authors do.
 
-    It ignores the second dimension of the grid; kept because published parameters were trained with it. With sizes, the
-    (height, width) of each sample at the top left of the two grids, each sample is stretched along its own raster.
+    This ignores the second dimension of the grid; kept because published parameters were trained with it. With sizes, the
+    (height, width) of each sample at the top left of both grids, each sample is interpolated in its own raster order.
     """
     if old_sizes is None or new_sizes is None:
         return F.interpolate(values.mT, size=new[0] * new[1], mode="linear", align_corners=False).mT
     stretched = []
     for image, (height, width), size in zip(values.unflatten(1, old), old_sizes, new_sizes, strict=True):
-        own = stretch_tokens(image[:height, :width].flatten(0, 1)[None], (height, width), size)[0]
-        stretched.append(F.pad(own.unflatten(0, size), (0, 0, 0, new[1] - size[1], 0, new[0] - size[0])).flatten(0, 1))
+        tokens = stretch_tokens(image[:height, :width].flatten(0, 1)[None], (height, width), size)[0]
+        stretched.append(F.pad(tokens.unflatten(0, size), (0, 0, 0, new[1] - size[1], 0, new[0] - size[0])).flatten(0, 1))
     return torch.stack(stretched) if stretched else values.new_zeros(0, new[0] * new[1], values.shape[2])

@@ -1,6 +1,6 @@
-"""Softmax attention in shifted windows with relative positions, Swin's, at any size of image.
+"""Swin's softmax attention in shifted windows with relative positions, at any image size.
 
-# B batch, N = H·W tokens, C channels, w side of a window, L = w·w tokens of a window, n windows of an image
+# B batch, N = H·W tokens, C channels, w side of a window, L = w·w tokens per window, n windows per image
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from polaformer.ops.windows import merge, pad_to_windows, partition, relative_in
 
 
 class RelativePositions(nn.Module):
-    """A learnable bias of the scores for each head and each offset of two tokens within a window."""
+    """A learnable bias of the scores per head and per offset between two tokens of a window."""
 
     index: Tensor
 
@@ -37,7 +37,7 @@ class RelativePositions(nn.Module):
 
 
 def _rebuild_index(module: RelativePositions, _: object) -> None:
-    """After parameters were loaded: a model that was given memory by `to_empty` has nothing of use in its buffers."""
+    """Runs after parameters were loaded: `to_empty` leaves buffers uninitialised."""
     side = isqrt(len(module.index))
     module.index = relative_index(side).to(module.index.device)
 
@@ -45,9 +45,9 @@ def _rebuild_index(module: RelativePositions, _: object) -> None:
 class WindowAttention(AttentionLayer):
     """Softmax attention within windows of w×w tokens; called as `layer(x, grid=(H, W), mask=None)`.
 
-    shift: the windows lie this far to the right and below, cyclically, and tokens that meet by the cycle alone do not see each
-        other. An axis that fits into one window is not shifted.
-    A grid that windows do not fill is padded on the right and below; tokens that do not exist are no keys.
+    shift: windows are shifted this far to the right and down, cyclically; tokens that are neighbours only by the cyclic shift
+        do not attend to each other. An axis that fits into one window is not shifted.
+    A grid that windows do not fill is padded on the right and below; padding and masked tokens are not keys.
     gate: "linear" or None; gate_init as in AttentionLayer. scale, dropout: of the softmax core.
     """
 
@@ -86,10 +86,10 @@ class WindowAttention(AttentionLayer):
     ) -> Tensor:
         """x (B, N, C) to (B, N, C). A context or a bias is refused.
 
-        sizes: in a batch of unequal images, each is shifted as it would be alone.
+        sizes: in a batch of images of different sizes, each is shifted as it would be alone.
         """
         grid = self._check_window_call(x, grid, mask, context, bias, sizes)
-        return self._by_shift(partial(self._attend, grid=grid), x, mask, [grid] if sizes is None else sizes)
+        return self._apply_per_shift(partial(self._attend, grid=grid), x, mask, [grid] if sizes is None else sizes)
 
     def maps(
         self,
@@ -103,11 +103,11 @@ class WindowAttention(AttentionLayer):
     ) -> dict[str, Tensor]:
         """The map of every window of the padded and shifted grid, {"softmax": (B·n, heads, L, L)}."""
         grid = self._check_window_call(x, grid, mask, context, bias, sizes)
-        show = partial(self._window_maps, grid=grid)
-        return {"softmax": self._by_shift(show, x, mask, [grid] if sizes is None else sizes).flatten(0, 1)}
+        window_maps = partial(self._window_maps, grid=grid)
+        return {"softmax": self._apply_per_shift(window_maps, x, mask, [grid] if sizes is None else sizes).flatten(0, 1)}
 
-    def _by_shift(self, function: Callable[..., Tensor], x: Tensor, mask: Tensor | None, sizes: Sequence[Grid]) -> Tensor:
-        """The function of x and mask for samples that are shifted alike at once, put together in their order."""
+    def _apply_per_shift(self, function: Callable[..., Tensor], x: Tensor, mask: Mask, sizes: Sequence[Grid]) -> Tensor:
+        """Applies the function to x and mask of each group of samples with the same shift; returns results in sample order."""
         shifts = [self._shift(size) for size in sizes]
         if len(set(shifts)) <= 1:
             return function(x, mask, shift=shifts[0] if shifts else (0, 0))
@@ -117,7 +117,7 @@ class WindowAttention(AttentionLayer):
         return torch.cat(parts)[order.argsort()]
 
     def _attend(self, x: Tensor, mask: Tensor | None, *, grid: Grid, shift: Grid) -> Tensor:
-        """The output (B, N, C) for samples that are all shifted alike."""
+        """The output (B, N, C) for samples with the same shift."""
         windows, exists, bias = self._windows(x, mask, grid, shift)
         out = super().forward(windows, (self.window, self.window), exists, bias=bias)
         rows, columns = ((length + self.window - 1) // self.window for length in grid)
@@ -127,7 +127,7 @@ class WindowAttention(AttentionLayer):
         return image[:, : grid[0], : grid[1]].flatten(1, 2)
 
     def _window_maps(self, x: Tensor, mask: Tensor | None, *, grid: Grid, shift: Grid) -> Tensor:
-        """(B, n, heads, L, L) for samples that are all shifted alike."""
+        """The maps (B, n, heads, L, L) for samples with the same shift."""
         windows, exists, bias = self._windows(x, mask, grid, shift)
         maps = super().maps(windows, (self.window, self.window), exists, bias=bias)["softmax"]
         return maps.unflatten(0, (x.shape[0], -1))
@@ -138,15 +138,15 @@ class WindowAttention(AttentionLayer):
         image = pad_to_windows(x.unflatten(1, grid), window)
         exists = None
         if mask is not None or image.shape[1:3] != grid:
-            whole = x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
-            exists = pad_to_windows(whole.unflatten(1, grid)[..., None], window)
+            mask = x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
+            exists = pad_to_windows(mask.unflatten(1, grid)[..., None], window)
         bias = self.relative_positions()[None]
         if any(shift):
             back = (-shift[0], -shift[1])
             image = image.roll(back, dims=(1, 2))
             exists = None if exists is None else exists.roll(back, dims=(1, 2))
-            apart = shift_bias((image.shape[1], image.shape[2]), window, shift, x.device).to(bias.dtype)
-            bias = (bias + apart[:, None]).repeat(x.shape[0], 1, 1, 1)
+            separation = shift_bias((image.shape[1], image.shape[2]), window, shift, x.device).to(bias.dtype)
+            bias = (bias + separation[:, None]).repeat(x.shape[0], 1, 1, 1)
         return partition(image, window), None if exists is None else partition(exists, window)[..., 0], bias
 
     def _shift(self, size: Grid) -> Grid:
@@ -154,9 +154,9 @@ class WindowAttention(AttentionLayer):
 
     def _check_window_call(self, x: Tensor, grid: Size, mask: Mask, context: Context, bias: Bias, sizes: Sizes) -> Grid:
         if context is not None or bias is not None:
-            raise ValueError("WindowAttention: windows have neither a context nor a bias of the caller's; use AttentionLayer")
+            raise ValueError("WindowAttention: a context or a bias is not supported in windows; use AttentionLayer")
         if grid is None:
-            raise ValueError("WindowAttention: windows are cut from a grid; give grid=(height, width)")
+            raise ValueError("WindowAttention: windows need a grid; give grid=(height, width)")
         if sizes is not None:
             check_sizes("WindowAttention", sizes, x.shape[0], grid, same_length=True)
         return self._check_call(x, x, grid, mask)
