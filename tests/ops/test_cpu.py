@@ -278,7 +278,7 @@ def test_every_number_of_16_bits_comes_out_as_it_went_in_and_ties_go_to_the_even
     assert torch.equal(cpu.forward(Inputs(q, positive, above, power))[0], above)
     both = torch.cat([below, above], dim=2)
     mean = (below.float() / 2 + above.float() / 2).to(dtype)
-    assert torch.equal(cpu.forward(q, torch.ones_like(both), both, power, None, None, 0.0)[0], mean)
+    assert torch.equal(cpu.forward(Inputs(q, torch.ones_like(both), both, power))[0], mean)
 
 
 # ---- one weight for both streams, or two ----
@@ -579,7 +579,7 @@ def test_the_kernel_is_given_the_threads_of_torch(threads, monkeypatch):
 
     torch.set_num_threads(threads)
     q, k, v, power = random_inputs(batch=1, heads=1, queries=3, keys=3, width=4, dtype=torch.float32)
-    monkeypatch.setattr(cpu, "_library", lambda: (Recorder(), None))
+    monkeypatch.setattr(cpu, "_kernel", lambda: (Recorder(), None))
     _, norms = cpu.forward(Inputs(q, k, v, power))
     cpu.backward(q, norms, Inputs(q, k, v, power))
     assert given == [threads, threads]

@@ -66,17 +66,17 @@ def of_head(head, num_heads, batch_stride, head_stride):
 
 
 @triton.jit
-def load_tokens(pointer, token_stride, rows, wanted, columns, width):
-    """(BLOCK, columns) in fp32; zero where a row is not wanted or a column not below width."""
+def load_tokens(pointer, token_stride, rows, valid, columns, width):
+    """(BLOCK, columns) in fp32; zero where a row is not valid or a column not below width."""
     places = pointer + rows.to(tl.int64)[:, None] * token_stride + columns[None, :]
-    return tl.load(places, mask=wanted[:, None] & (columns < width)[None, :], other=0.0).to(tl.float32)
+    return tl.load(places, mask=valid[:, None] & (columns < width)[None, :], other=0.0).to(tl.float32)
 
 
 @triton.jit
-def store_tokens(pointer, token_stride, rows, wanted, columns, width, values):
+def store_tokens(pointer, token_stride, rows, valid, columns, width, values):
     """The reverse of `load_tokens`, in the dtype of the pointer."""
     places = pointer + rows.to(tl.int64)[:, None] * token_stride + columns[None, :]
-    tl.store(places, values.to(pointer.dtype.element_ty), mask=wanted[:, None] & (columns < width)[None, :])
+    tl.store(places, values.to(pointer.dtype.element_ty), mask=valid[:, None] & (columns < width)[None, :])
 
 
 @triton.jit
@@ -256,9 +256,9 @@ def summarise(
     begin = split * per_split
     for start in range(begin, tl.minimum(begin + per_split, num_keys), BLOCK):
         rows = start + tl.arange(0, BLOCK)
-        wanted = existing(rows, num_keys, mask, mask_token)
-        x = load_tokens(k, k_token, rows, wanted, channels, D)
-        values = load_tokens(v, v_token, rows, wanted, columns, D)
+        valid = existing(rows, num_keys, mask, mask_token)
+        x = load_tokens(k, k_token, rows, valid, channels, D)
+        values = load_tokens(v, v_token, rows, valid, columns, D)
         weight = key_weights(x, p, c_positive, c_negative)
         positive, negative = positive_part(x, weight), negative_part(x, weight)
         state_positive = tl.dot(tl.trans(positive), values, state_positive, input_precision=PRECISION)
@@ -296,7 +296,7 @@ def attend_stream(
 ):  # fmt: skip
     """One stream of a block of queries: value columns FIRST to LAST. FLIP: 1 if queries meet keys of the other sign, else 0."""
     channels = tl.arange(0, DP)
-    wanted = rows < num_queries
+    valid = rows < num_queries
     weight, shift = query_weights(q, exponent, fraction, p, c_positive, c_negative)
     total_positive = load_channels(memory + 2 * D * D + FLIP * D, channels, D, 0.0)
     total_negative = load_channels(memory + 2 * D * D + (1 - FLIP) * D, channels, D, 0.0)
@@ -304,7 +304,7 @@ def attend_stream(
     if eps_mantissa is not None:
         # Infinite where the true sum is negligible beside it. Never 0 · infinity: without keys the shift is 0.
         norm += count * eps_mantissa * tl.exp2(eps_exponent - shift)
-    tl.store(norms + rows.to(tl.int64) * 2 + FLIP, norm, mask=wanted)
+    tl.store(norms + rows.to(tl.int64) * 2 + FLIP, norm, mask=valid)
     positive, negative = positive_part(q, weight), negative_part(q, weight)
     for start in range(FIRST, LAST, TILE):
         columns = start + tl.arange(0, TILE)
@@ -312,7 +312,7 @@ def attend_stream(
         numerator = tl.dot(
             negative, load_state(memory + (1 - FLIP) * D * D, channels, columns, LAST, D), numerator, input_precision=PRECISION
         )
-        store_tokens(out, out_token, rows, wanted, columns, LAST, numerator * reciprocal(norm)[:, None])
+        store_tokens(out, out_token, rows, valid, columns, LAST, numerator * reciprocal(norm)[:, None])
 
 
 @triton.jit
@@ -360,15 +360,15 @@ def stream_backward(
     their denominators.
     """
     channels = tl.arange(0, DP)
-    wanted = rows < num_queries
+    valid = rows < num_queries
     weight, _ = query_weights(q, exponent, fraction, p, c_positive, c_negative)
-    norm = tl.load(norms + rows.to(tl.int64) * 2 + FLIP, mask=wanted, other=0.0)
+    norm = tl.load(norms + rows.to(tl.int64) * 2 + FLIP, mask=valid, other=0.0)
     weight *= reciprocal(norm)[:, None]
     from_positive = tl.full((BLOCK, DP), 0.0, tl.float32)
     from_negative = tl.full((BLOCK, DP), 0.0, tl.float32)
     for start in range(FIRST, LAST, TILE):
         columns = start + tl.arange(0, TILE)
-        cotangent = load_tokens(grad, grad_token, rows, wanted, columns, LAST)
+        cotangent = load_tokens(grad, grad_token, rows, valid, columns, LAST)
         state_positive = load_state(memory + FLIP * D * D, channels, columns, LAST, D)
         state_negative = load_state(memory + (1 - FLIP) * D * D, channels, columns, LAST, D)
         from_positive = tl.dot(cotangent, tl.trans(state_positive), from_positive, input_precision=PRECISION)
@@ -416,8 +416,8 @@ def attend_backward(
     begin = split * per_split
     for start in range(begin, tl.minimum(begin + per_split, num_queries), BLOCK):
         rows = start + tl.arange(0, BLOCK)
-        wanted = rows < num_queries
-        x = load_tokens(q, q_token, rows, wanted, channels, D)
+        valid = rows < num_queries
+        x = load_tokens(q, q_token, rows, valid, channels, D)
         exponent, fraction = split_logarithm(x)
         shared = p[None, :] * fraction + rest[None, :]
         # fmt: off
@@ -428,7 +428,7 @@ def attend_backward(
             x, exponent, shared, p, c_negative, c_positive, memory, grad, grad_token, norms, rows, num_queries,
             1, HALF, D, D, DP, BLOCK, TILE, PRECISION)
         # fmt: on
-        store_tokens(dq, dq_token, rows, wanted, channels, D, divide((same + opposite) * p[None, :], x))
+        store_tokens(dq, dq_token, rows, valid, channels, D, divide((same + opposite) * p[None, :], x))
         same_log = (exponent + by_sign(x, whole_positive, whole_negative)) + (
             fraction + by_sign(x, rest_positive, rest_negative)
         )
@@ -472,12 +472,12 @@ def state_backward(
     begin = split * per_split
     for start in range(begin, tl.minimum(begin + per_split, num_queries), BLOCK):
         rows = start + tl.arange(0, BLOCK)
-        wanted = rows < num_queries
-        x = load_tokens(q, q_token, rows, wanted, channels, D)
+        valid = rows < num_queries
+        x = load_tokens(q, q_token, rows, valid, channels, D)
         exponent, fraction = split_logarithm(x)
         weight, _ = query_weights(x, exponent, p[None, :] * fraction + rest[None, :], p, met_positive, met_negative)
-        weight *= reciprocal(tl.load(norms + rows.to(tl.int64) * 2 + flip, mask=wanted, other=0.0))[:, None]
-        cotangent = load_tokens(grad, grad_token, rows, wanted, columns, last)
+        weight *= reciprocal(tl.load(norms + rows.to(tl.int64) * 2 + flip, mask=valid, other=0.0))[:, None]
+        cotangent = load_tokens(grad, grad_token, rows, valid, columns, last)
         state_positive = tl.dot(tl.trans(positive_part(x, weight)), cotangent, state_positive, input_precision=PRECISION)
         state_negative = tl.dot(tl.trans(negative_part(x, weight)), cotangent, state_negative, input_precision=PRECISION)
     dmemory += (head.to(tl.int64) * tl.num_programs(1) + split) * 2 * D * (D + 1)
@@ -514,8 +514,8 @@ def summarise_backward(
     for start in range(begin, tl.minimum(begin + per_split, num_keys), BLOCK):
         rows = start + tl.arange(0, BLOCK)
         inside = rows < num_keys
-        wanted = existing(rows, num_keys, mask, mask_token)
-        x = load_tokens(k, k_token, rows, wanted, channels, D)
+        valid = existing(rows, num_keys, mask, mask_token)
+        x = load_tokens(k, k_token, rows, valid, channels, D)
         weight = key_weights(x, p, c_positive, c_negative)
         positive, negative = positive_part(x, weight), negative_part(x, weight)
         for column in range(0, D, TILE):
@@ -523,20 +523,20 @@ def summarise_backward(
             gradient = tl.dot(positive, load_state(dmemory, channels, columns, D, D), input_precision=PRECISION)
             state_negative = load_state(dmemory + D * D, channels, columns, D, D)
             gradient = tl.dot(negative, state_negative, gradient, input_precision=PRECISION)
-            store_tokens(dv, dv_token, rows, inside, columns, D, tl.where(wanted[:, None], gradient, 0.0))
+            store_tokens(dv, dv_token, rows, inside, columns, D, tl.where(valid[:, None], gradient, 0.0))
         # A second loop over the columns: merged with the first it would need more registers than there are.
         from_positive = tl.full((BLOCK, DP), 0.0, tl.float32) + total_positive[None, :]
         from_negative = tl.full((BLOCK, DP), 0.0, tl.float32) + total_negative[None, :]
         for column in range(0, D, TILE):
             columns = column + tl.arange(0, TILE)
-            values = load_tokens(v, v_token, rows, wanted, columns, D)
+            values = load_tokens(v, v_token, rows, valid, columns, D)
             state_positive = load_state(dmemory, channels, columns, D, D)
             state_negative = load_state(dmemory + D * D, channels, columns, D, D)
             from_positive = tl.dot(values, tl.trans(state_positive), from_positive, input_precision=PRECISION)
             from_negative = tl.dot(values, tl.trans(state_negative), from_negative, input_precision=PRECISION)
         exponents = weight * tl.where(x > 0, from_positive, from_negative)
         gradient = divide(exponents * p[None, :], x)
-        store_tokens(dk, dk_token, rows, inside, channels, D, tl.where(wanted[:, None], gradient, 0.0))
+        store_tokens(dk, dk_token, rows, inside, channels, D, tl.where(valid[:, None], gradient, 0.0))
         exponent, fraction = split_logarithm(x)
         ratio = (exponent - by_sign(x, whole_positive, whole_negative)) + (fraction - by_sign(x, rest_positive, rest_negative))
         power_sum += sum_over(exponents * ratio, 0)
