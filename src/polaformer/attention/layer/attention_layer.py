@@ -40,7 +40,7 @@ from polaformer.attention.mechanisms.pola import PolaCore
 from polaformer.ops.gated_convolution.operator import gated_convolution
 from polaformer.ops.grid import Grid, Sizes
 
-Context = Tensor | None  # (B, M, C)
+Tokens = Tensor | None  # (B, M, C)
 
 
 class AttentionLayer(nn.Module):
@@ -100,14 +100,7 @@ class AttentionLayer(nn.Module):
         self.register_load_state_dict_pre_hook(translate_published_names)
 
     def forward(
-        self,
-        x: Tensor,
-        grid: Size = None,
-        mask: Mask = None,
-        context: Context = None,
-        *,
-        sizes: Sizes = None,
-        bias: Bias = None,
+        self, x: Tensor, grid: Size = None, mask: Mask = None, context: Tokens = None, *, sizes: Sizes = None, bias: Bias = None
     ) -> Tensor:
         """x (B, N, C) to (B, N, C).
 
@@ -135,14 +128,7 @@ class AttentionLayer(nn.Module):
         return self.proj_drop(self.proj(out))
 
     def maps(
-        self,
-        x: Tensor,
-        grid: Size = None,
-        mask: Mask = None,
-        context: Context = None,
-        *,
-        sizes: Sizes = None,
-        bias: Bias = None,
+        self, x: Tensor, grid: Size = None, mask: Mask = None, context: Tokens = None, *, sizes: Sizes = None, bias: Bias = None
     ) -> dict[str, Tensor]:
         """The attention maps that forward applies for the same arguments, by name, each (B, H, N, M).
 
@@ -170,7 +156,7 @@ class AttentionLayer(nn.Module):
         if isinstance(self.gate, MatrixGate):
             self.gate.resize(grid)
 
-    def _inputs(self, x: Tensor, grid: Size, mask: Mask, context: Context, sizes: Sizes) -> tuple[Tensor, Tensor, Grid]:
+    def _inputs(self, x: Tensor, grid: Size, mask: Mask, context: Tokens, sizes: Sizes) -> tuple[Tensor, Tensor, Grid]:
         """x and the source of keys, with masked tokens zeroed unless the core reads them, and the grid."""
         source = x if context is None else context
         size = self._check_call(x, source, grid, mask)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from polaformer.arguments import check_integer
 from polaformer.attention.core import Bias, Mask, Size
-from polaformer.attention.layer.attention_layer import AttentionLayer, Context
+from polaformer.attention.layer.attention_layer import AttentionLayer, Tokens
 from polaformer.attention.layer.checks import check_sizes, check_width
 from polaformer.attention.mechanisms.softmax import SoftmaxCore
 from polaformer.ops.grid import Grid, Sizes
@@ -75,14 +75,7 @@ class WindowAttention(AttentionLayer):
         self.relative_positions = RelativePositions(window, num_heads)
 
     def forward(
-        self,
-        x: Tensor,
-        grid: Size = None,
-        mask: Mask = None,
-        context: Context = None,
-        *,
-        sizes: Sizes = None,
-        bias: Bias = None,
+        self, x: Tensor, grid: Size = None, mask: Mask = None, context: Tokens = None, *, sizes: Sizes = None, bias: Bias = None
     ) -> Tensor:
         """x (B, N, C) to (B, N, C). A context or a bias is refused.
 
@@ -92,14 +85,7 @@ class WindowAttention(AttentionLayer):
         return self._apply_per_shift(partial(self._attend, grid=grid), x, mask, [grid] if sizes is None else sizes)
 
     def maps(
-        self,
-        x: Tensor,
-        grid: Size = None,
-        mask: Mask = None,
-        context: Context = None,
-        *,
-        sizes: Sizes = None,
-        bias: Bias = None,
+        self, x: Tensor, grid: Size = None, mask: Mask = None, context: Tokens = None, *, sizes: Sizes = None, bias: Bias = None
     ) -> dict[str, Tensor]:
         """The map of every window of the padded and shifted grid, {"softmax": (B·n, heads, L, L)}."""
         grid = self._check_window_call(x, grid, mask, context, bias, sizes)
@@ -152,7 +138,7 @@ class WindowAttention(AttentionLayer):
     def _shift(self, size: Grid) -> Grid:
         return (self.shift if size[0] > self.window else 0), (self.shift if size[1] > self.window else 0)
 
-    def _check_window_call(self, x: Tensor, grid: Size, mask: Mask, context: Context, bias: Bias, sizes: Sizes) -> Grid:
+    def _check_window_call(self, x: Tensor, grid: Size, mask: Mask, context: Tokens, bias: Bias, sizes: Sizes) -> Grid:
         if context is not None or bias is not None:
             raise ValueError("WindowAttention: a context or a bias is not supported in windows; use AttentionLayer")
         if grid is None:
