@@ -91,6 +91,14 @@ def test_no_code_asks_which_task_it_is():
         assert not found, f"{path}: {found and found[0]}"
 
 
+def test_no_code_asks_which_mechanism_it_is():
+    """A mechanism declares its facts; whoever needs one reads it there."""
+    asked = re.compile(r"isinstance\([^)]*\b[A-Z]\w*Core\)|getattr\((?:\w+\.)*core,|== \"(?:pola|softmax)\"")
+    for path in FILES:
+        found = asked.search(path.read_text())
+        assert not found, f"{path}: {found and found[0]}"
+
+
 def test_paths_that_the_architecture_page_names_exist():
     text = (ROOT / "docs" / "architecture.md").read_text()
     paths = re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.(?:py|cpp))\b", text)

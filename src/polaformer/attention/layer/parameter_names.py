@@ -17,25 +17,23 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 StateDict = dict[str, Any]
 
 
-def translate_published_names(layer: nn.Module, state: StateDict, prefix: str, *_: Any) -> None:
+def translate_published_names(layer: Any, state: StateDict, prefix: str, *_: Any) -> None:
     """A pre-hook of `load_state_dict`: renames the published parameters of the layer at `prefix`, in place."""
     for kind in ("weight", "bias"):
-        _fuse_projections(state, prefix, kind, getattr(getattr(layer, "qkv", None), kind, None))
+        _fuse_projections(state, prefix, kind, getattr(layer.qkv, kind))
     _rename(state, f"{prefix}positional_encoding", f"{prefix}key_positions.rows", _as_rows)
     _rename(state, f"{prefix}relative_position_bias_table", f"{prefix}relative_positions.table")
     state.pop(f"{prefix}relative_position_index", None)
     for published, ours in (("dwc", "conv"), ("dconv", "conv"), ("sr", "key_reduction.conv"), ("norm", "key_reduction.norm")):
         for kind in ("weight", "bias"):
             _rename(state, f"{prefix}{published}.{kind}", f"{prefix}{ours}.{kind}")
-    core = getattr(layer, "core", None)
-    for name in ("power", "scale"):
-        parameter = getattr(core, name, None)
-        if isinstance(parameter, Tensor):
+    for name, parameter in layer.core.named_parameters():
+        if name in ("power", "scale"):
             _rename(state, f"{prefix}{name}", f"{prefix}core.{name}", partial(_as_heads, shape=parameter.shape))
 
 
