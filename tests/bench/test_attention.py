@@ -11,8 +11,8 @@ from polaformer.attention import facts, names, registry
 from polaformer.attention.core import Facts
 from polaformer.attention.mechanisms.linear import LinearCore
 from polaformer.bench import attention, runner
-from polaformer.bench.agreement import random_inputs
-from polaformer.bench.attention import BOTH, FORWARD, SAVED, SMALL, Cost, Point, Row, Setup, compare, core_pass, correctness
+from polaformer.bench.attention import BOTH, FORWARD, SMALL, Cost, Mechanism, Point, Setup, compare, core_pass, correctness
+from polaformer.bench.correctness import random_inputs
 from polaformer.bench.measure import Ratio, Timing
 
 TINY = Setup(num_heads=2, width=8, rounds=1)  # one: several may disagree, and are then refused
@@ -52,7 +52,7 @@ def test_a_wrong_mechanism_gets_no_number_and_comes_last(register: Callable[[str
     rows = compare([16, 32], ["a wrong one", "softmax"], TINY)
     assert list(rows) == ["softmax", "a wrong one"]
     assert not rows["a wrong one"].correct
-    assert all(point == Point() for point in rows["a wrong one"].points.values())
+    assert all(point == Point(rows["a wrong one"].error) for point in rows["a wrong one"].points.values())
 
 
 def test_a_row_has_time_speedup_and_three_kinds_of_memory_at_every_length() -> None:
@@ -63,12 +63,12 @@ def test_a_row_has_time_speedup_and_three_kinds_of_memory_at_every_length() -> N
         for point in row.points.values():
             assert point.timing is not None
             assert len(point.timing.samples) == 1
-            assert 0 < point.peaks[FORWARD] < point.peaks[BOTH]
-            assert point.peaks[SAVED] > 0
+            assert 0 < (point.forward_bytes or 0) < (point.both_bytes or 0)
+            assert (point.saved_bytes or 0) > 0
         assert row.slope is not None
         assert (row.memory_slope(FORWARD) or 0) > 0
     assert rows["softmax"].points[16].speedup == Ratio(1.0, 1.0, 1.0, 1)
-    assert rows["linformer"].points[32].parameters == 4 * 2 * 128 * 32
+    assert rows["linformer"].points[32].parameter_bytes == 4 * 2 * 128 * 32
     last = [row.points[32].speedup for row in rows.values()]
     assert last == sorted(last, reverse=True)  # type: ignore[type-var]
     # Correctness of all before anything is measured.
@@ -134,16 +134,16 @@ def test_what_is_skipped_says_why_and_is_not_built(monkeypatch: pytest.MonkeyPat
     assert list(rows) == ["linear", "synthesizer"]
     point = rows["synthesizer"].points[4096]
     assert point.timing is None
-    assert point.peaks == {}
-    assert set(point.skipped) == {FORWARD, BOTH}
-    assert "GB may be used" in point.skipped[FORWARD]
+    assert (point.forward_bytes, point.both_bytes, point.saved_bytes) == (None, None, None)
+    assert set(point.reasons) == {FORWARD, BOTH}
+    assert "GB may be used" in point.reasons[FORWARD]
     assert ("synthesizer", 4096) not in made
     assert rows["linear"].points[4096].timing is not None
 
 
 def test_a_first_length_that_is_long_is_foretold_from_a_short_one() -> None:
     rows = compare([2**17, 2**18], ["softmax"], Setup(num_heads=1, width=8, rounds=1, seconds=0.5))
-    assert all("would take about" in point.skipped[FORWARD] for point in rows["softmax"].points.values())
+    assert all("would take about" in point.reasons[FORWARD] for point in rows["softmax"].points.values())
 
 
 @pytest.mark.parametrize(
@@ -161,14 +161,14 @@ def test_a_length_that_is_too_noisy_has_no_numbers_but_its_memory(
         assert row.slope is None
         for point in row.points.values():
             assert (point.timing, point.speedup, point.rank) == (None, None, None)
-            assert point.skipped[FORWARD] == f"too noisy: {told}"
-            assert point.peaks[FORWARD] > 0
+            assert point.reasons[FORWARD] == f"too noisy: {told}"
+            assert (point.forward_bytes or 0) > 0
 
 
 def test_rows_without_a_time_at_the_longest_length_come_after_those_with_one() -> None:
-    def row(*medians: float | None) -> Row:
+    def row(*medians: float | None) -> Mechanism:
         times = [None if median is None else Timing((median,), 0.0) for median in medians]
-        return Row(Facts("linear"), 0.0, {n: Point(timing) for n, timing in enumerate(times)})
+        return Mechanism({n: Point(0.0, timing) for n, timing in enumerate(times)}, Facts("linear"))
 
     rows = {"late": row(1.0, None), "later": row(2.0, None), "slow": row(9.0, 8.0), "fast": row(9.0, 7.0)}
     assert sorted(rows, key=lambda name: attention._slowness(rows[name])) == ["fast", "slow", "late", "later"]

@@ -35,14 +35,14 @@ def test_ours_agrees_with_the_published_form_and_all_are_timed_in_turns(name: st
     assert sorted(told) == sorted(2 * list(result.rows))
     assert 1e-8 < (result.rows[OURS].logits_error or 0.0) < 1e-5
     assert all((row.images_per_second or 0) > 0 for row in result.rows.values())
-    assert result.speedup(OURS) == (1.0, 1.0, 1.0, 1)
-    assert result.speedup(PUBLISHED) is not None
+    assert result.rows[OURS].speedup == (1.0, 1.0, 1.0, 1)
+    assert result.rows[PUBLISHED].speedup is not None
 
 
 def test_a_training_step_compares_gradients_and_counts_what_is_saved() -> None:
     result = small("pola_pvt_tiny", backward=True)
     assert (result.rows[OURS].gradients_error or 1.0) < 1e-4
-    ratio = result.saved_ratio(PUBLISHED)
+    ratio = result.rows[PUBLISHED].saved_ratio
     assert ratio is not None
     assert 0.1 < ratio < 0.95
     record = result.as_record()
@@ -63,7 +63,7 @@ def test_a_model_that_differs_from_the_published_form_gets_no_number(name: str, 
     monkeypatch.setattr(bench_model, "as_published", wrong)
     row = small(name).rows[OURS]
     assert (row.logits_error or 0.0) > 1e-4
-    assert not row.is_correct
+    assert not row.correct
     assert row.timing is None
 
 

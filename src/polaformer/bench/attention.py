@@ -6,7 +6,7 @@ The registry of polaformer.attention is compared: a mechanism is measured by bei
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -19,11 +19,10 @@ from torch import Tensor, nn
 from polaformer.attention import create, facts
 from polaformer.attention.core import Facts
 from polaformer.bench import runner
-from polaformer.bench.agreement import Inputs, Pass, Shape, differences, random_inputs, worst
-from polaformer.bench.length import slope
-from polaformer.bench.measure import Ratio, Timing, speedup_record
+from polaformer.bench.correctness import Inputs, Pass, Shape, differences, random_inputs, worst
+from polaformer.bench.measure import quickest, slope
 from polaformer.bench.memory import allocated_peak, saved_bytes
-from polaformer.bench.runner import Settings
+from polaformer.bench.runner import Curve, Row, Settings
 
 YARDSTICK = "softmax"
 TOLERANCE = 1e-4  # of float32 against maps in float64; correct ones stay near 1e-6, and iterated inverses lose a digit
@@ -75,50 +74,38 @@ class Setup(Settings):
 
 
 @dataclass(frozen=True)
-class Point:
-    """What was measured of one mechanism at one length; None if it is incorrect or was skipped."""
+class Point(Row):
+    """What was measured of one mechanism at one length; the baseline is softmax."""
 
-    timing: Timing | None = None
-    speedup: Ratio | None = None  # over softmax at this length, from the rounds of the timing
-    rank: tuple[int, int] | None = None  # the best and the worst place it may have at this length
-    peaks: dict[str, int] = field(default_factory=dict)  # bytes, by FORWARD, BOTH and SAVED
-    parameters: int | None = None  # bytes, not included in the peaks
-    skipped: dict[str, str] = field(default_factory=dict)  # by FORWARD and BOTH: why it was not tried
+    timed: str = FORWARD  # which pass the timing is of
+    forward_bytes: int | None = None  # peaks, without the parameters
+    both_bytes: int | None = None
+    parameter_bytes: int | None = None
+    untried: dict[str, str] = field(default_factory=dict)  # by FORWARD and BOTH: why its memory was not measured
+    tolerance = TOLERANCE
+    keys = ("speedup", "rank", "forward_bytes", "both_bytes", "saved_bytes", "parameter_bytes")
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Why there is no number, by FORWARD and BOTH."""
+        return self.untried | ({self.timed: self.skipped} if self.skipped else {})
 
     def as_record(self) -> dict[str, Any]:
         """The point for JSON."""
-        times = None if self.timing is None else self.timing.as_record()
-        ratio = speedup_record(self.speedup) | {"rank": self.rank}
-        memory = {f"{kind}_bytes": self.peaks.get(kind) for kind in (FORWARD, BOTH, SAVED)}
-        return {"time": times, **ratio, **memory, "parameter_bytes": self.parameters, "skipped": self.skipped}
+        record = super().as_record()
+        return {"time": self.timing and self.timing.as_record(), **record, "skipped": self.reasons}
 
 
 @dataclass(frozen=True)
-class Row:
+class Mechanism(Curve):
     """What was measured of one mechanism."""
 
+    points: Mapping[int, Point]
     facts: Facts
-    error: float  # the worst relative difference from the reference, over the output and the gradients
-    points: dict[int, Point]  # by length, ascending
-
-    @property
-    def correct(self) -> bool:
-        """Whether it computes what its maps say."""
-        return self.error <= TOLERANCE  # an error of NaN does not pass
-
-    @property
-    def medians(self) -> dict[int, float | None]:
-        """Seconds at each length."""
-        return {n: None if point.timing is None else point.timing.median for n, point in self.points.items()}
 
     def peaks(self, kind: str) -> dict[int, int | None]:
         """Bytes at each length; kind is FORWARD, BOTH or SAVED."""
-        return {n: point.peaks.get(kind) for n, point in self.points.items()}
-
-    @property
-    def slope(self) -> float | None:
-        """The exponent with which time grows."""
-        return slope(list(self.points), list(self.medians.values()))
+        return {n: getattr(point, f"{kind}_bytes") for n, point in self.points.items()}
 
     def memory_slope(self, kind: str) -> float | None:
         """The exponent with which memory grows."""
@@ -137,25 +124,24 @@ def core_pass(core: nn.Module, inputs: Inputs, *, backward: bool) -> Pass:
     return Pass(lambda q, k, v, _: core(q, k, v), inputs, backward, tuple(core.parameters()))
 
 
-def compare(lengths: Sequence[int], names: Sequence[str], setup: Setup) -> dict[str, Row]:
+def compare(lengths: Sequence[int], names: Sequence[str], setup: Setup) -> dict[str, Mechanism]:
     """A row for each mechanism, fastest first: check all of them, then measure them in turns at each length, ascending.
 
     A mechanism that would take longer than setup.seconds for one call, or more memory than is free, judging by its growth from
     the previous length, is skipped with the reason; all are at a length whose timings are too noisy. Speedups need softmax
     among the names.
     """
-    lengths = sorted(set(lengths))
-    errors = {}
+    lengths, points = sorted(set(lengths)), {}
     for name in names:
         setup.on_call(f"checking {name}")
-        errors[name] = correctness(name, setup, min(lengths[-1], SHORT))
-    right = [name for name in names if errors[name] <= TOLERANCE]
+        points[name] = Point(correctness(name, setup, min(lengths[-1], SHORT)), timed=setup.timed)
+    right = {name: point for name, point in points.items() if point.correct}
     known: Known = {}
     allocated_peak(lambda: None)  # the profiler's first start takes seconds
     for probe in (n for n in PROBES if n < lengths[0]):  # so that the first length has a previous one too
         _measure_memory(probe, right, setup, known)
-    found = {n: _measure(n, right, setup, known) for n in lengths}
-    rows = {name: Row(facts(name), errors[name], {n: found[n].get(name, Point()) for n in lengths}) for name in names}
+    found = {n: points | _measure(n, right, setup, known) for n in lengths}
+    rows = {name: Mechanism({n: found[n][name] for n in lengths}, facts(name)) for name in names}
     return {name: rows[name] for name in sorted(rows, key=lambda name: _slowness(rows[name]))}
 
 
@@ -168,22 +154,22 @@ def correctness(name: str, setup: Setup, length: int) -> float:
     inputs = random_inputs((1, *setup.shape(length)[1:]), device=setup.device)
     cores = [setup.core(name, length, **options) for options in ({}, SMALL.get(name)) if options is not None]
     draws = range(DRAWS if facts(name).stochastic else 1)
-    errors = [[_error(core, inputs, seed, setup.device) for seed in draws] for core in cores]
-    return float(torch.tensor(errors).median(dim=1).values.max())  # NaN wins in both
 
+    def error(core: nn.Module, seed: int) -> float:
+        exact: Any = deepcopy(core).double()
 
-def _error(core: nn.Module, inputs: Inputs, seed: int, device: str) -> float:
-    exact: Any = deepcopy(core).double()
+        def found(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
+            with seeded(seed, setup.device):
+                return core(q, k, v)
 
-    def found(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
-        with seeded(seed, device):
-            return core(q, k, v)
+        def expected(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
+            with seeded(seed, setup.device):
+                return exact.apply_maps(exact.weights(q, k), v)
 
-    def expected(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
-        with seeded(seed, device):
-            return exact.apply_maps(exact.weights(q, k), v)
+        return worst(differences(found, expected, inputs))
 
-    return worst(differences(found, expected, inputs))
+    errors = torch.tensor([[error(core, seed) for seed in draws] for core in cores])
+    return float(errors.median(dim=1).values.max())  # NaN wins in both
 
 
 @contextmanager
@@ -194,58 +180,52 @@ def seeded(seed: int, device: str) -> Iterator[None]:
         yield
 
 
-def _measure(length: int, names: Sequence[str], setup: Setup, known: "Known") -> dict[str, Point]:
-    """A point for each mechanism; updates `known`."""
-    points, cores = _measure_memory(length, names, setup, known)
-    # All cores exist now, each with its parameters: one that fitted alone may not fit any more.
-    for name in cores:
-        reason = runner.skip_reason(points[name].peaks.get(setup.timed, 0), 0, setup, USABLE)
-        points[name] = replace(points[name], skipped={setup.timed: reason}) if reason else points[name]
-    inputs = random_inputs(setup.shape(length), device=setup.device)
-    tried = [name for name in cores if setup.timed not in points[name].skipped]
-    calls = {name: core_pass(cores[name], inputs, backward=setup.backward) for name in tried}
+def _measure(length: int, blank: Mapping[str, Point], setup: Setup, known: "Known") -> dict[str, Point]:
+    """The blank points with what is measured at this length; updates `known`."""
+    points, cores = _measure_memory(length, blank, setup, known)
+    inputs, calls = random_inputs(setup.shape(length), device=setup.device), {}
+    for name, core in cores.items():
+        # All cores exist now, each with its parameters: one that fitted alone may not fit any more.
+        peak = getattr(points[name], f"{setup.timed}_bytes") or 0
+        reason = points[name].untried.get(setup.timed) or runner.skip_reason(peak, 0, setup, USABLE)
+        points[name] = replace(points[name], skipped=reason)
+        if reason is None:
+            calls[name] = core_pass(core, inputs, backward=setup.backward)
     announced = replace(setup, on_call=lambda name: setup.on_call(f"{name}, {length} tokens"))
-    found = runner.time_in_turns(calls, YARDSTICK, announced)
-    for name, (timing, speedup, rank, reason) in found.items():
-        if timing is not None and timing.best is not None:
-            known[name, setup.timed] = known[name, setup.timed]._replace(seconds=timing.best)
-        skipped = points[name].skipped | ({setup.timed: reason} if reason else {})
-        points[name] = replace(points[name], timing=timing, speedup=speedup, rank=rank, skipped=skipped)
+    points = runner.time_in_turns(calls, points, YARDSTICK, announced)
+    for name, point in points.items():
+        if point.timing is not None and point.timing.best is not None:
+            known[name, setup.timed] = known[name, setup.timed]._replace(seconds=point.timing.best)
     return points
 
 
 def _measure_memory(
-    length: int, names: Sequence[str], setup: Setup, known: "Known"
+    length: int, blank: Mapping[str, Point], setup: Setup, known: "Known"
 ) -> tuple[dict[str, Point], dict[str, nn.Module]]:
-    """Points without times, and the cores of those that were tried; updates `known`."""
+    """The blank points with their memory, and the cores of those that were tried; updates `known`."""
     points, cores = {}, {}
     inputs = random_inputs(setup.shape(length), device=setup.device)
-    for name in names:
+    for name, point in blank.items():
         setup.on_call(f"memory: {name}, {length} tokens")
         reasons = {kind: skip_reason(known.get((name, kind)), name, length, setup) for kind in (FORWARD, BOTH)}
         reasons[BOTH] = reasons[FORWARD] or reasons[BOTH]  # no backward without forward
-        skipped = {kind: reason for kind, reason in reasons.items() if reason is not None}
-        points[name] = Point(skipped=skipped)
-        if FORWARD in skipped:
+        untried = {kind: reason for kind, reason in reasons.items() if reason is not None}
+        points[name] = replace(point, untried=untried, skipped=untried.get(setup.timed))
+        if FORWARD in untried:
             continue
         cores[name] = setup.core(name, length)
-        weights, peaks = [*cores[name].parameters(), *cores[name].buffers()], {}
-        held = sum(x.nbytes for x in weights)
-        for kind in (kind for kind in (FORWARD, BOTH) if kind not in skipped):
-            one = core_pass(cores[name], inputs, backward=kind == BOTH)
-            peaks[kind], seconds = _peak_and_seconds(one, setup.device)
-            known[name, kind] = Cost.after(known.get((name, kind)), length, seconds, peaks[kind] + held)
-        if BOTH not in skipped:
-            peaks[SAVED] = saved_bytes(one.recorded, apart_from=weights)
-        points[name] = Point(peaks=peaks, parameters=held, skipped=skipped)
+        weights, found = [*cores[name].parameters(), *cores[name].buffers()], {}
+        held = found["parameter_bytes"] = sum(x.nbytes for x in weights)
+        for kind in (kind for kind in (FORWARD, BOTH) if kind not in untried):
+            one, start = core_pass(cores[name], inputs, backward=kind == BOTH), time.perf_counter()
+            peak = found[f"{kind}_bytes"] = allocated_peak(one, setup.device)
+            taken = time.perf_counter() - start
+            seconds = taken if taken > 1 else quickest(one, 0.1)  # beyond a second the profiler's overhead is negligible
+            known[name, kind] = Cost.after(known.get((name, kind)), length, seconds, peak + held)
+        if BOTH not in untried:
+            found["saved_bytes"] = saved_bytes(one.recorded, apart_from=weights)
+        points[name] = replace(points[name], **found)
     return points, cores
-
-
-def _peak_and_seconds(call: Pass, device: str) -> tuple[int, float]:
-    start = time.perf_counter()
-    peak = allocated_peak(call, device)
-    taken = time.perf_counter() - start
-    return peak, taken if taken > 1 else runner.quickest(call, 0.1)  # beyond a second the profiler's overhead is negligible
 
 
 class Cost(NamedTuple):
@@ -282,7 +262,7 @@ def growth(cost: str, few: int, many: int) -> float:
     return {"linear": times, "n log n": times * log(max(many, 2)) / log(max(few, 2)), "quadratic": times**2}[cost]
 
 
-def _slowness(row: Row) -> list[tuple[bool, float]]:
+def _slowness(row: Mechanism) -> list[tuple[bool, float]]:
     """Sort key: the time at the longest length relative to softmax; rows without one come last, by the next shorter length."""
     times = {n: 1 / point.speedup.median if point.speedup else row.medians[n] for n, point in row.points.items()}
     return [(not row.correct, 0.0), *((one is None, one or 0.0) for one in reversed(times.values()))]

@@ -6,7 +6,8 @@ To add a rival, add it to CONTENDERS: how to build it for a shape, and the slow 
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polaformer.attention import create
-from polaformer.bench.agreement import Attention, Shape
+from polaformer.bench.correctness import Attention, Shape
 from polaformer.ops.polarity import backends, cpu, plain, reference
 from polaformer.ops.polarity.inputs import Inputs
 from polaformer.ops.polarity.operator import polarity_attention
@@ -81,6 +82,16 @@ def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     torch.compiler.reset()  # after a number of shapes torch gives up compiling a function
     return torch.compile(function, dynamic=False, fullgraph=True)
+
+
+@contextmanager
+def noting_failure(name: str, notes: list[str]) -> Iterator[None]:
+    """If what is inside cannot be compiled, ends it with a note in one line."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        notes.append(f"{name} is left out: it could not be compiled ({reason})")
 
 
 def softmax_by_maps(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:

@@ -43,27 +43,19 @@ def share_of_others(before: ProcessorUse | None, after: ProcessorUse | None) -> 
 
 
 @contextmanager
-def using_threads(number: int | None) -> Iterator[None]:
-    """Let torch use `number` threads inside; None leaves their number as it is."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(before if number is None else number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
 def described(threads: int | None) -> Iterator[dict[str, Any]]:
-    """Let torch use that many threads inside; yields a dictionary that describes the machine once the work inside is done.
+    """Let torch use that many threads inside, if given; yields a dictionary that describes the machine once the work is done.
 
     Its "used_by_others" is the share of the processor that other programs used meanwhile.
     """
     found: dict[str, Any] = {}
-    with using_threads(threads):
-        before = processor_use()
+    before, used = torch.get_num_threads(), processor_use()
+    torch.set_num_threads(threads or before)
+    try:
         yield found
-        found |= fingerprint() | {"used_by_others": share_of_others(before, processor_use())}
+        found |= fingerprint() | {"used_by_others": share_of_others(used, processor_use())}
+    finally:
+        torch.set_num_threads(before)
 
 
 def fingerprint() -> dict[str, Any]:

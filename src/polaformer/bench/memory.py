@@ -20,9 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polaformer.bench.agreement import Pass, Shape, random_inputs
-from polaformer.bench.contenders import CONTENDERS, FOR_MEMORY, Contender
-from polaformer.bench.correctness import correctness
+from polaformer.bench.contenders import CONTENDERS, FOR_MEMORY
+from polaformer.bench.correctness import TOLERANCE, Pass, Shape, correctness, cut, random_inputs
 
 STATUS = Path("/proc/self/status")
 WARM_UP = 256  # tokens: everything is loaded, little is allocated
@@ -81,9 +80,7 @@ def resident_peak(call: Callable[[], object]) -> int | None:
     if not STATUS.exists():
         return None
     # Memory that the C library has kept after it was freed would serve the call without visible growth.
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)
     with suppress(OSError):  # where resetting the peak is forbidden, past peaks count too, and the growth is an upper bound
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     before = _kilobytes(STATUS, "VmRSS")
@@ -129,6 +126,11 @@ class Answer(NamedTuple):
     both_resident: int | None = None
     failed: str | None = None
 
+    @property
+    def correct(self) -> bool:
+        """Whether what was measured computes what it should."""
+        return self.failed is not None or (self.error is not None and self.error <= TOLERANCE)
+
 
 def probe(question: Question, *, seconds: float = 120.0) -> Answer:
     """What a fresh process answers; if it dies or takes longer than `seconds`, the answer gives the reason."""
@@ -149,32 +151,28 @@ def probe(question: Question, *, seconds: float = 120.0) -> Answer:
 
 def answer(question: Question) -> Answer:
     """Check that the contender is correct at a small shape, which also loads what it needs, then measure it."""
-    if question.threads is not None:
-        torch.set_num_threads(question.threads)
-    if question.limit is not None and sys.platform == "linux":
+    name, shape, device, threads, limit = question
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if limit is not None and sys.platform == "linux":
         import resource
 
-        resource.setrlimit(resource.RLIMIT_DATA, (question.limit, question.limit))
-    contender = (CONTENDERS | FOR_MEMORY)[question.name]
-    batch, heads, tokens, width = question.shape
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    contender = (CONTENDERS | FOR_MEMORY)[name]
     try:
-        error = correctness(contender, (batch, heads, min(tokens, WARM_UP), width), question.device)
-        return _measured(contender, question, error)
+        error = correctness(contender, cut(shape, WARM_UP), device)
+        inputs, attention = random_inputs(shape, device=device), contender.build(shape)
+        passes = [Pass(attention, inputs, backward) for backward in (False, True)]
+        for one in passes if contender.is_compiled else ():
+            one()  # the compiler itself needs memory
+        resident = [resident_peak(one) if device == "cpu" else None for one in passes]
+        peaks = [size for one, held in zip(passes, resident, strict=True) for size in (allocated_peak(one, device), held)]
+        given = sum(x.untyped_storage().nbytes() for x in inputs)
+        return Answer(error, given, saved_bytes(passes[1].recorded), *peaks)
     except (MemoryError, RuntimeError) as problem:
         text = next(iter(str(problem).strip().splitlines()), type(problem).__name__)
         is_memory = isinstance(problem, MemoryError) or "memory" in text or "bad_alloc" in text
         return Answer(failed="out of memory" if is_memory else f"{type(problem).__name__}: {text}")
-
-
-def _measured(contender: Contender, question: Question, error: float) -> Answer:
-    inputs, attention = random_inputs(question.shape, device=question.device), contender.build(question.shape)
-    forward, both = (Pass(attention, inputs, backward) for backward in (False, True))
-    if contender.is_compiled:
-        forward(), both()  # the compiler itself needs memory
-    resident = [resident_peak(one) if question.device == "cpu" else None for one in (forward, both)]
-    allocated = [allocated_peak(one, question.device) for one in (forward, both)]
-    given = sum(x.untyped_storage().nbytes() for x in inputs)
-    return Answer(error, given, saved_bytes(both.recorded), allocated[0], resident[0], allocated[1], resident[1])
 
 
 if __name__ == "__main__":
