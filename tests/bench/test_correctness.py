@@ -49,7 +49,7 @@ def test_one_wrong_row_beyond_the_longest_length_with_gradients_is_found_and_get
         rows = benchmark(shape, contenders={"wrong": wrong}, settings=Settings(backward=backward, rounds=1)).rows
         assert not rows["wrong"].correct
         assert rows["wrong"].timing is None
-    curve = time_lengths([512, 6000], {"wrong": wrong}, num_heads=1, width=8, settings=Settings(rounds=1))["wrong"]
+    curve = time_lengths([512, 6000], {"wrong": wrong}, Settings(rounds=1, num_heads=1, width=8))["wrong"]
     assert not curve.correct
     assert [point.timing for point in curve.points.values()] == [None, None]
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from polaformer.attention import create, facts
 from polaformer.attention.core import Facts
 from polaformer.bench import runner
-from polaformer.bench.correctness import Inputs, Pass, Shape, differences, random_inputs, worst
-from polaformer.bench.measure import quickest, slope
+from polaformer.bench.correctness import Inputs, Pass, differences, random_inputs, worst
+from polaformer.bench.measure import quickest
 from polaformer.bench.memory import allocated_peak, saved_bytes
 from polaformer.bench.runner import Curve, Row, Settings
 
@@ -30,47 +30,18 @@ SHORT = 257  # tokens at which correctness is checked: not a multiple of blocks,
 PROBES = (SHORT, 4 * SHORT)  # tokens that are tried first if the first length has more
 # Options with which no mechanism sees all pairs at SHORT tokens. Others are checked only with the options they are timed with.
 SMALL: dict[str, dict[str, Any]] = {
-    "bigbird": {"block": 16},
+    **{name: {"block": 16} for name in ("bigbird", "local")},
+    **{name: {"num_landmarks": 16} for name in ("nystrom", "skyformer")},
     "informer": {"factor": 2},
     "linformer": {"rank": 16},
-    "local": {"block": 16},
     "longformer": {"window": 32},
-    "nystrom": {"num_landmarks": 16},
     "performer": {"num_features": 16},
     "reformer": {"chunk": 16},
-    "skyformer": {"num_landmarks": 16},
 }
 DRAWS = 3  # in the check of a stochastic mechanism
 USABLE = 0.8  # of the free memory: a forecast may be too low, and other programs grow too
 FORWARD, BOTH, SAVED = "forward", "both", "saved"  # inference; forward and backward; what is saved between the two
-
-
-@dataclass(frozen=True)
-class Setup(Settings):
-    """What all mechanisms and lengths share."""
-
-    rounds: int = 40
-    seconds: float = 60.0
-    batch: int = 1
-    num_heads: int = 4
-    width: int = 32
-
-    @property
-    def timed(self) -> str:
-        """Which of the two passes is timed."""
-        return BOTH if self.backward else FORWARD
-
-    def shape(self, length: int) -> Shape:
-        """(B, H, N, D)."""
-        return self.batch, self.num_heads, length, self.width
-
-    def core(self, name: str, length: int, **options: Any) -> nn.Module:
-        """The mechanism in evaluation mode, with the same parameters in every run."""
-        sized = {"max_length": length} if facts(name).needs_length else {}
-        with seeded(0, self.device):
-            core = create(name, num_heads=self.num_heads, head_dim=self.width, **sized, **options)
-        assert isinstance(core, nn.Module)
-        return core.eval().to(self.device)
+PASSES = (FORWARD, BOTH)
 
 
 @dataclass(frozen=True)
@@ -103,20 +74,21 @@ class Mechanism(Curve):
     points: Mapping[int, Point]
     facts: Facts
 
-    def peaks(self, kind: str) -> dict[int, int | None]:
-        """Bytes at each length; kind is FORWARD, BOTH or SAVED."""
-        return {n: getattr(point, f"{kind}_bytes") for n, point in self.points.items()}
-
-    def memory_slope(self, kind: str) -> float | None:
-        """The exponent with which memory grows."""
-        return slope(list(self.points), [peak or None for peak in self.peaks(kind).values()])
-
     def as_record(self) -> dict[str, Any]:
         """The row for JSON."""
-        slopes = {"time": self.slope} | {kind: self.memory_slope(kind) for kind in (FORWARD, BOTH, SAVED)}
+        slopes = {"time": self.slope()} | {kind: self.slope(f"{kind}_bytes") for kind in (FORWARD, BOTH, SAVED)}
         points = {str(n): point.as_record() for n, point in self.points.items()}
         found = {"correct": self.correct, "error": self.error, "slopes": slopes, "lengths": points}
         return {"facts": self.facts._asdict(), **found}
+
+
+def build(name: str, length: int, settings: Settings, **options: Any) -> nn.Module:
+    """The mechanism in evaluation mode, with the same parameters in every run."""
+    sized = {"max_length": length} if facts(name).needs_length else {}
+    with seeded(0, settings.device):
+        core = create(name, num_heads=settings.num_heads, head_dim=settings.width, **sized, **options)
+    assert isinstance(core, nn.Module)
+    return core.eval().to(settings.device)
 
 
 def core_pass(core: nn.Module, inputs: Inputs, *, backward: bool) -> Pass:
@@ -124,46 +96,46 @@ def core_pass(core: nn.Module, inputs: Inputs, *, backward: bool) -> Pass:
     return Pass(lambda q, k, v, _: core(q, k, v), inputs, backward, tuple(core.parameters()))
 
 
-def compare(lengths: Sequence[int], names: Sequence[str], setup: Setup) -> dict[str, Mechanism]:
+def compare(lengths: Sequence[int], names: Sequence[str], settings: Settings) -> dict[str, Mechanism]:
     """A row for each mechanism, fastest first: check all of them, then measure them in turns at each length, ascending.
 
-    A mechanism that would take longer than setup.seconds for one call, or more memory than is free, judging by its growth from
-    the previous length, is skipped with the reason; all are at a length whose timings are too noisy. Speedups need softmax
-    among the names.
+    A mechanism that would take longer than settings.seconds for one call, or more memory than is free, judging by its growth
+    since the previous length, is skipped with the reason; all are at a length whose timings are too noisy. Speedups need
+    softmax among the names.
     """
     lengths, points = sorted(set(lengths)), {}
     for name in names:
-        setup.on_call(f"checking {name}")
-        points[name] = Point(correctness(name, setup, min(lengths[-1], SHORT)), timed=setup.timed)
+        settings.on_call(f"checking {name}")
+        points[name] = Point(correctness(name, settings, min(lengths[-1], SHORT)), timed=PASSES[settings.backward])
     right = {name: point for name, point in points.items() if point.correct}
     known: Known = {}
     allocated_peak(lambda: None)  # the profiler's first start takes seconds
     for probe in (n for n in PROBES if n < lengths[0]):  # so that the first length has a previous one too
-        _measure_memory(probe, right, setup, known)
-    found = {n: points | _measure(n, right, setup, known) for n in lengths}
+        _measure_memory(probe, right, settings, known)
+    found = {n: points | _measure(n, right, settings, known) for n in lengths}
     rows = {name: Mechanism({n: found[n][name] for n in lengths}, facts(name)) for name in names}
     return {name: rows[name] for name in sorted(rows, key=lambda name: _slowness(rows[name]))}
 
 
-def correctness(name: str, setup: Setup, length: int) -> float:
+def correctness(name: str, settings: Settings, length: int) -> float:
     """The worst relative error of output and gradients in float32 against the mechanism's own maps in float64, batch 1.
 
     It is checked with the options it is timed with, and with those of SMALL. A stochastic mechanism gets the same draw in both
     precisions. If it draws what to attend to, rounding may occasionally choose differently: the median of several draws counts.
     """
-    inputs = random_inputs((1, *setup.shape(length)[1:]), device=setup.device)
-    cores = [setup.core(name, length, **options) for options in ({}, SMALL.get(name)) if options is not None]
+    inputs = random_inputs((1, *settings.shape(length)[1:]), device=settings.device)
+    cores = [build(name, length, settings, **options) for options in ({}, SMALL.get(name)) if options is not None]
     draws = range(DRAWS if facts(name).stochastic else 1)
 
     def error(core: nn.Module, seed: int) -> float:
         exact: Any = deepcopy(core).double()
 
         def found(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
-            with seeded(seed, setup.device):
+            with seeded(seed, settings.device):
                 return core(q, k, v)
 
         def expected(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
-            with seeded(seed, setup.device):
+            with seeded(seed, settings.device):
                 return exact.apply_maps(exact.weights(q, k), v)
 
         return worst(differences(found, expected, inputs))
@@ -180,45 +152,45 @@ def seeded(seed: int, device: str) -> Iterator[None]:
         yield
 
 
-def _measure(length: int, blank: Mapping[str, Point], setup: Setup, known: "Known") -> dict[str, Point]:
+def _measure(length: int, blank: Mapping[str, Point], settings: Settings, known: "Known") -> dict[str, Point]:
     """The blank points with what is measured at this length; updates `known`."""
-    points, cores = _measure_memory(length, blank, setup, known)
-    inputs, calls = random_inputs(setup.shape(length), device=setup.device), {}
+    timed, (points, cores) = PASSES[settings.backward], _measure_memory(length, blank, settings, known)
+    inputs, calls = random_inputs(settings.shape(length), device=settings.device), {}
     for name, core in cores.items():
         # All cores exist now, each with its parameters: one that fitted alone may not fit any more.
-        peak = getattr(points[name], f"{setup.timed}_bytes") or 0
-        reason = points[name].untried.get(setup.timed) or runner.skip_reason(peak, 0, setup, USABLE)
+        peak = getattr(points[name], f"{timed}_bytes") or 0
+        reason = points[name].untried.get(timed) or runner.skip_reason(peak, 0, settings, USABLE)
         points[name] = replace(points[name], skipped=reason)
         if reason is None:
-            calls[name] = core_pass(core, inputs, backward=setup.backward)
-    announced = replace(setup, on_call=lambda name: setup.on_call(f"{name}, {length} tokens"))
+            calls[name] = core_pass(core, inputs, backward=settings.backward)
+    announced = replace(settings, on_call=lambda name: settings.on_call(f"{name}, {length} tokens"))
     points = runner.time_in_turns(calls, points, YARDSTICK, announced)
     for name, point in points.items():
         if point.timing is not None and point.timing.best is not None:
-            known[name, setup.timed] = known[name, setup.timed]._replace(seconds=point.timing.best)
+            known[name, timed] = known[name, timed]._replace(seconds=point.timing.best)
     return points
 
 
 def _measure_memory(
-    length: int, blank: Mapping[str, Point], setup: Setup, known: "Known"
+    length: int, blank: Mapping[str, Point], settings: Settings, known: "Known"
 ) -> tuple[dict[str, Point], dict[str, nn.Module]]:
     """The blank points with their memory, and the cores of those that were tried; updates `known`."""
     points, cores = {}, {}
-    inputs = random_inputs(setup.shape(length), device=setup.device)
+    inputs = random_inputs(settings.shape(length), device=settings.device)
     for name, point in blank.items():
-        setup.on_call(f"memory: {name}, {length} tokens")
-        reasons = {kind: skip_reason(known.get((name, kind)), name, length, setup) for kind in (FORWARD, BOTH)}
+        settings.on_call(f"memory: {name}, {length} tokens")
+        reasons = {kind: skip_reason(known.get((name, kind)), name, length, settings) for kind in PASSES}
         reasons[BOTH] = reasons[FORWARD] or reasons[BOTH]  # no backward without forward
         untried = {kind: reason for kind, reason in reasons.items() if reason is not None}
-        points[name] = replace(point, untried=untried, skipped=untried.get(setup.timed))
+        points[name] = replace(point, untried=untried, skipped=untried.get(point.timed))
         if FORWARD in untried:
             continue
-        cores[name] = setup.core(name, length)
-        weights, found = [*cores[name].parameters(), *cores[name].buffers()], {}
+        cores[name] = build(name, length, settings)
+        weights, found = [*cores[name].parameters(), *cores[name].buffers()], dict[str, Any]()
         held = found["parameter_bytes"] = sum(x.nbytes for x in weights)
-        for kind in (kind for kind in (FORWARD, BOTH) if kind not in untried):
+        for kind in (kind for kind in PASSES if kind not in untried):
             one, start = core_pass(cores[name], inputs, backward=kind == BOTH), time.perf_counter()
-            peak = found[f"{kind}_bytes"] = allocated_peak(one, setup.device)
+            peak = found[f"{kind}_bytes"] = allocated_peak(one, settings.device)
             taken = time.perf_counter() - start
             seconds = taken if taken > 1 else quickest(one, 0.1)  # beyond a second the profiler's overhead is negligible
             known[name, kind] = Cost.after(known.get((name, kind)), length, seconds, peak + held)
@@ -247,13 +219,13 @@ class Cost(NamedTuple):
 Known = dict[tuple[str, str], Cost]  # by name and pass (FORWARD or BOTH): the longest that was measured
 
 
-def skip_reason(before: Cost | None, name: str, length: int, setup: Setup) -> str | None:
+def skip_reason(before: Cost | None, name: str, length: int, settings: Settings) -> str | None:
     """Why a call at this length is not worth trying, from the cost of a shorter one; None if it is, or if none is known."""
     if before is None:
         return None
     times = growth(facts(name).cost, before.length, length)
     size = round(min(times, (length / before.length) ** before.exponent) * before.size)
-    return runner.skip_reason(size, times * before.seconds, setup, USABLE)
+    return runner.skip_reason(size, times * before.seconds, settings, USABLE)
 
 
 def growth(cost: str, few: int, many: int) -> float:
@@ -264,5 +236,5 @@ def growth(cost: str, few: int, many: int) -> float:
 
 def _slowness(row: Mechanism) -> list[tuple[bool, float]]:
     """Sort key: the time at the longest length relative to softmax; rows without one come last, by the next shorter length."""
-    times = {n: 1 / point.speedup.median if point.speedup else row.medians[n] for n, point in row.points.items()}
+    times = {n: 1 / point.speedup.median if point.speedup else point.median for n, point in row.points.items()}
     return [(not row.correct, 0.0), *((one is None, one or 0.0) for one in reversed(times.values()))]

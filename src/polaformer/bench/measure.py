@@ -4,7 +4,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from math import comb, log
-from statistics import median
+from statistics import linear_regression, median
 from typing import Any, NamedTuple
 
 import torch
@@ -171,8 +171,4 @@ def noise(timings: Mapping[str, Timing], baseline: str) -> dict[str, str]:
 def slope(lengths: Sequence[int], values: Sequence[float | None]) -> float | None:
     """The exponent a of value ≈ c·length^a, by least squares on logarithms; None with fewer than two measured lengths."""
     points = [(log(n), log(value)) for n, value in zip(lengths, values, strict=True) if value is not None]
-    if len({x for x, _ in points}) < 2:
-        return None
-    centre_x, centre_y = (sum(axis) / len(points) for axis in zip(*points, strict=True))
-    covariance = sum((x - centre_x) * (y - centre_y) for x, y in points)
-    return covariance / sum((x - centre_x) ** 2 for x, _ in points)
+    return linear_regression(*zip(*points, strict=True)).slope if len({x for x, _ in points}) > 1 else None

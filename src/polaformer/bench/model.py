@@ -5,7 +5,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import timm
 import torch
@@ -42,8 +42,8 @@ class ModelRow(Row):
     logits_error: float | None = None  # of ours and of the compiled form: relative difference from the published form …
     gradients_error: float | None = None  # … and that of the gradients of all parameters together, in a training step
     keys = (
-        *("correct", "skipped", "logits_error", "gradients_error", "images_per_second", "saved_bytes", "timing"),
-        *("speedup", "saved_ratio"),
+        *("correct", "skipped", "logits_error", "gradients_error", "images_per_second", "saved_bytes"),
+        *("timing", "speedup", "saved_ratio"),
     )
 
     @property
@@ -58,17 +58,6 @@ class ModelRow(Row):
         return self.batch / self.median if self.median else None
 
 
-class ModelResult(NamedTuple):
-    """Everything measured of one model at one image size."""
-
-    rows: dict[str, ModelRow]
-    notes: list[str]
-
-    def as_record(self) -> dict[str, Any]:
-        """The result for JSON."""
-        return {"rows": {name: row.as_record() for name, row in self.rows.items()}, "notes": self.notes}
-
-
 def benchmark(
     name: str,
     settings: Settings = DEFAULTS,
@@ -77,8 +66,8 @@ def benchmark(
     batch: int = 4,
     with_compiled: bool = False,
     **options: Any,
-) -> ModelResult:
-    """Ours against its rivals in turns, in float32: inference, or a training step (forward and backward).
+) -> tuple[dict[str, ModelRow], list[str]]:
+    """Rows of ours and its rivals in turns, in float32, and notes: inference, or a training step (forward and backward).
 
     First ours must agree with the same parameters computed as published. A model that would take longer than settings.seconds
     for one call, or more memory than is free, is skipped with the reason; all are if the timings are too noisy. options are
@@ -96,7 +85,8 @@ def benchmark(
         reason = skip_reason(needed, batch * quickest(one, settings.seconds / batch), settings)
         rows[key] = ModelRow(batch=batch, skipped=reason)
     few = [replace(steps[key], images=images[:2]) for key in (OURS, PUBLISHED)]
-    logits, gradients = _relative(*([one.logits()] for one in few)), _relative(*(one() for one in few)) if train else None
+    logits: float | None = _relative(*([one.logits()] for one in few))
+    gradients = _relative(*(one() for one in few)) if train else None
     rows[OURS] = replace(rows[OURS], logits_error=logits, gradients_error=gradients)
     if with_compiled and rows[PUBLISHED].skipped is None:
         steps[COMPILED] = step = replace(steps[PUBLISHED], model=cast(nn.Module, compiled(steps[PUBLISHED].model)))
@@ -104,7 +94,8 @@ def benchmark(
             step()  # compiles
             # Checked as it is timed: any other call would compile again.
             error = _relative(step(), steps[PUBLISHED]())
-            rows[COMPILED] = ModelRow(batch=batch, **{"gradients_error" if train else "logits_error": error})
+            logits, gradients = (None, error) if train else (error, None)
+            rows[COMPILED] = replace(rows[PUBLISHED], logits_error=logits, gradients_error=gradients)
     calls = {key: steps[key] for key, row in rows.items() if row.correct and row.skipped is None}
     saved = {key: step.saved_bytes() for key, step in calls.items()} if train else {}
     rows = time_in_turns(calls, rows, OURS, settings)
@@ -112,7 +103,7 @@ def benchmark(
         ratio = saved[OURS] / saved[key] if key in saved and OURS in saved and saved[key] else None
         speedup = slowdown(row.timing, rows[OURS].timing)
         rows[key] = replace(row, speedup=speedup, saved_bytes=saved.get(key), saved_ratio=ratio)
-    return ModelResult(rows, notes)
+    return rows, notes
 
 
 def build(name: str, size: int, *, device: str = "cpu", seed: int = 0, **options: Any) -> dict[str, nn.Module]:

@@ -94,21 +94,13 @@ def benchmark(shape: Shape, contenders: Mapping[str, Contender] | None = None, s
     return Result(rows, rate, fastest, notes)
 
 
-def time_lengths(
-    lengths: Sequence[int],
-    contenders: Mapping[str, Contender],
-    settings: Settings = DEFAULTS,
-    *,
-    batch: int = 1,
-    num_heads: int = 4,
-    width: int = 32,
-) -> dict[str, Curve]:
+def time_lengths(lengths: Sequence[int], contenders: Mapping[str, Contender], settings: Settings) -> dict[str, Curve]:
     """A curve of each contender, by name: check all of them, then time them at all lengths in turns.
 
     Lengths are compared within a round, so that a busy spell of the machine affects all of them. A call
     that would take longer than settings.seconds, or more memory than is free, is skipped with the reason.
     """
-    shapes = [(batch, num_heads, n, width) for n in sorted(set(lengths))]
+    shapes = [settings.shape(n) for n in sorted(set(lengths))]
     rows, passes, _ = prepare(contenders, shapes, replace(settings, on_call=lambda _: None))
     calls = {f"{name}, {shape[2]} tokens": one for (name, shape), one in passes.items()}
     limits: dict[str, Any] = {"rounds": settings.rounds, "seconds": settings.seconds * len(shapes)}
@@ -139,7 +131,8 @@ def prepare(
     """
     errors: dict[str, float] = {}
     passes: dict[tuple[str, Shape], Pass] = {}
-    reasons, notes = {}, []
+    reasons: dict[Shape, dict[str, str]] = {}
+    notes: list[str] = []
     for name, contender in contenders.items():
         settings.on_call(f"checking {name}")
         with noting_failure(name, notes) if contender.is_compiled else nullcontext():

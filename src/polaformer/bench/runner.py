@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from polaformer.bench.correctness import TOLERANCE
+from polaformer.bench.correctness import TOLERANCE, Shape
 from polaformer.bench.measure import Ratio, Timing, measure, noise, ranks, slope, slowdown
 from polaformer.bench.memory import available_bytes
 
@@ -21,7 +21,14 @@ class Settings:
     rounds: int = 15  # at most, for each call
     seconds: float = 10.0  # per size, and the longest that a single call may take
     device: str = "cpu"
+    batch: int = 1  # these three at all lengths
+    num_heads: int = 4
+    width: int = 32
     on_call: Callable[[str], None] = lambda _: None  # gets the name of each call before it starts, for progress bars
+
+    def shape(self, length: int) -> Shape:
+        """(B, H, N, D)."""
+        return self.batch, self.num_heads, length, self.width
 
 
 @dataclass(frozen=True)
@@ -72,15 +79,13 @@ class Curve:
         """Whether it computes what it should at every length."""
         return all(point.correct for point in self.points.values())
 
-    @property
-    def medians(self) -> dict[int, float | None]:
-        """Seconds at each length."""
-        return {n: point.median for n, point in self.points.items()}
+    def values(self, name: str) -> dict[int, Any]:
+        """One attribute of the points, by length."""
+        return {n: getattr(point, name) for n, point in self.points.items()}
 
-    @property
-    def slope(self) -> float | None:
-        """The exponent with which time grows."""
-        return slope(list(self.points), list(self.medians.values()))
+    def slope(self, name: str = "median") -> float | None:
+        """The exponent with which time grows, or another attribute."""
+        return slope(list(self.points), [value or None for value in self.values(name).values()])
 
     @property
     def doublings(self) -> list[Ratio | None]:
@@ -95,7 +100,7 @@ class Curve:
         """The curve for JSON."""
         times = {str(n): point.timing and point.timing.as_record() for n, point in self.points.items()}
         skipped = {str(n): point.skipped for n, point in self.points.items() if point.skipped}
-        shape = {"slope": self.slope, "per_doubling": [one and one.median for one in self.doublings]}
+        shape = {"slope": self.slope(), "per_doubling": [one and one.median for one in self.doublings]}
         return {"correct": self.correct, "error": self.error, **shape, "times": times, "skipped": skipped}
 
 
@@ -106,7 +111,7 @@ def time_in_turns(
     calls: Mapping[str, Callable[[], object]], rows: Mapping[str, AnyRow], baseline: str, settings: Settings
 ) -> dict[str, AnyRow]:
     """The rows with the times of `calls` and the speedups over the baseline; with the reason for all if they are too noisy."""
-    limits: dict[str, Any] = {"rounds": settings.rounds, "seconds": settings.seconds, "on_call": settings.on_call}
+    limits: dict[str, Any] = {name: getattr(settings, name) for name in ("rounds", "seconds", "on_call")}
     timings, found = measure(calls, baseline=baseline, **limits), dict(rows)
     refused, places, base = noise(timings, baseline), ranks(timings), timings.get(baseline)
     for name, one in timings.items():

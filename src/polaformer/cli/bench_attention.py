@@ -16,7 +16,6 @@ from polaformer.errors import nearest
 
 if TYPE_CHECKING:
     from polaformer.bench.attention import Mechanism, Point
-    from polaformer.bench.runner import Settings
 
 YARDSTICK = "softmax"
 KINDS = ("forward", "both", "saved")  # of memory, as polaformer.bench.attention calls them
@@ -71,22 +70,19 @@ class BenchAttention(Timed, Lengths):
             begin("loading PyTorch")
             self.load("polaformer.bench.attention")
         from polaformer.attention import names
-        from polaformer.bench.attention import Setup, compare
+        from polaformer.bench.attention import compare
 
         compared = chosen(names(), self.only, self.without)
-
-        def job(settings: "Settings") -> "dict[str, Mechanism]":
-            return compare(lengths, compared, Setup(**vars(settings), **self.sizes))
-
-        found, machine = self.time(len(compared) * (1 + (self.rounds + 2) * len(lengths)), {"lengths": job})
+        calls = len(compared) * (1 + (self.rounds + 2) * len(lengths))
+        found, machine = self.time(calls, {"lengths": partial(compare, lengths, compared)}, **self.sizes)
         rows, setting = found["lengths"], f"{PASSES[self.mode]}, {self.setting}, {threads_text(machine)}"
 
         def draw(path: Path) -> None:
             from polaformer.analysis.attention_figures import save_mechanisms
 
             title = "\n".join([f"Time: {setting}.", IN_FIGURE, *busy_lines(machine)])
-            times = {name: row.medians for name, row in rows.items()}
-            save_mechanisms(path, times, {name: row.peaks("forward") for name, row in rows.items()}, title=title)
+            times = {name: row.values("median") for name, row in rows.items()}
+            save_mechanisms(path, times, {name: row.values("forward_bytes") for name, row in rows.items()}, title=title)
 
         record = {"command": "bench attention", "mode": self.mode, "device": self.device, **self.sizes, "lengths": lengths}
         records = {name: row.as_record() for name, row in rows.items()}
@@ -133,11 +129,13 @@ def _tables(rows: "dict[str, Mechanism]", lengths: Sequence[int], setting: str) 
         "result": lambda row: "exact" if row.facts.approximates is None else f"for {row.facts.approximates}",
         "draws": lambda row: "random" if row.facts.stochastic else "",
     }
-    times = {**columns(time), "slope": lambda row: number(row.slope), "error vs float64": lambda row: f"{row.error:.1e}"}
-    slopes = {"slopes": lambda row: " / ".join(number(row.memory_slope(kind)) or "–" for kind in KINDS) if row.correct else ""}
+    times = {**columns(time), "slope": lambda row: number(row.slope()), "error vs float64": lambda row: f"{row.error:.1e}"}
+    slopes = {
+        "slopes": lambda row: " / ".join(number(row.slope(f"{kind}_bytes")) or "–" for kind in KINDS) if row.correct else ""
+    }
     kinds = "Memory, MiB: forward / forward and backward / saved for backward"
     return [
         table(f"Speed relative to softmax, {setting}", ratios, rows, caption=SPEED.format(IN_BRACKETS, lengths[-1])),
         table(f"Milliseconds, median, {setting}", times, rows, caption=TIME),
-        table(kinds, columns(memory) | slopes, rows, caption="slopes: a of memory ∝ N^a for each of the three"),
+        table(kinds, {**columns(memory), **slopes}, rows, caption="slopes: a of memory ∝ N^a for each of the three"),
     ]

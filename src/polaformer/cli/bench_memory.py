@@ -62,9 +62,8 @@ class BenchMemory(Bench, Lengths, Shapes):
                 for name in names:
                     tell(name)
                     free = memory.available_bytes() if self.device == "cpu" else None
-                    limit = None if free is None else free * 9 // 10
-                    question = memory.Question(name, shape, self.device, self.threads, limit)
-                    found[text][name] = memory.probe(question, seconds=self.seconds)
+                    question = name, shape, self.device, self.threads, free and free * 9 // 10
+                    found[text][name] = memory.probe(*question, seconds=self.seconds)
         machine = fingerprint()
         record: dict[str, Any] = {"command": "bench memory", "device": self.device, "threads": self.threads}
         record |= {"machine": machine, "notes": [*notes, *self.saved_lines()], "shapes": []}

@@ -14,7 +14,7 @@ from polaformer.cli.output import busy_lines, load, machine_lines, threads_text
 from polaformer.errors import nearest
 
 if TYPE_CHECKING:
-    from polaformer.bench.model import ModelResult, ModelRow
+    from polaformer.bench.model import ModelRow
 
 SMALLEST, LARGEST = 32, 4096  # sides of an image in pixels
 ROWS = 4  # ours, the published form, the softmax twin, timm's
@@ -59,24 +59,27 @@ class BenchModel(Timed):
         options: dict[str, Any] = {"batch": self.batch, "with_compiled": self.compile}
         jobs = {f"{name}, {size} pixels": partial(benchmark, name, size=size, **options) for name, size in cases}
         results, machine = self.time((ROWS + self.compile) * (self.rounds + 2), jobs)
-        found = dict(zip(cases, results.values(), strict=True))
+        found = {case: rows for case, (rows, _) in zip(cases, results.values(), strict=True)}
         setting = f"{STEPS[self.mode]}, batch {self.batch}, float32, {threads_text(machine)}"
         record: dict[str, Any] = {"command": "bench model", "mode": self.mode, "batch": self.batch, "device": self.device}
-        models = [{"model": name, "size": size} | result.as_record() for (name, size), result in found.items()]
+        models = [
+            {"model": name, "size": size, "rows": {key: row.as_record() for key, row in rows.items()}, "notes": notes}
+            for (name, size), (rows, notes) in zip(cases, results.values(), strict=True)
+        ]
         record |= {"parameters": NOTE, "machine": machine, "models": models}
-        notes = dict.fromkeys(note for result in results.values() for note in result.notes)
-        shown = [*_tables(found, setting), *machine_lines(machine), NOTE, *notes]
+        notes = list(dict.fromkeys(note for _, notes in results.values() for note in notes))
+        shown: list[Table | str] = [*_tables(found, setting), *machine_lines(machine), NOTE, *notes]
 
         def draw(path: Path) -> None:
             from polaformer.analysis.bench_figures import save_images_per_second
 
             panels: dict[str, dict[str, dict[int, float | None]]] = {}
-            for (name, size), result in found.items():
-                for key, row in result.rows.items():
+            for (name, size), rows in found.items():
+                for key, row in rows.items():
                     panels.setdefault(name, {}).setdefault(_kind(key), {})[size] = row.images_per_second
             save_images_per_second(path, panels, title="\n".join([setting.capitalize(), *busy_lines(machine)]))
 
-        return Report(record, shown, draw, {name: result.rows.values() for name, result in results.items()})
+        return Report(record, shown, draw, {name: rows.values() for name, (rows, _) in results.items()})
 
     def check(self) -> None:
         """Raise UsageError for options that make no sense."""
@@ -98,9 +101,9 @@ class BenchModel(Timed):
         self.check_common("" if len(set(self.sizes)) > 1 else needs)
 
 
-def _tables(found: "dict[tuple[str, int], ModelResult]", setting: str) -> list[Table]:
+def _tables(found: "dict[tuple[str, int], dict[str, ModelRow]]", setting: str) -> list[Table]:
     """How much faster ours is than each, a row per model and size; then absolute numbers of each."""
-    rows = {f"{name}, {size}": {_kind(key): row for key, row in one.rows.items()} for (name, size), one in found.items()}
+    rows = {f"{name}, {size}": {_kind(key): row for key, row in one.items()} for (name, size), one in found.items()}
     labels = dict.fromkeys(key for one in rows.values() for key in one if key != "ours")
     with_saved = any(row.saved_bytes for one in rows.values() for row in one.values())
 
@@ -122,11 +125,11 @@ def _tables(found: "dict[tuple[str, int], ModelResult]", setting: str) -> list[T
     caption += "; bytes: what ours saves for backward (without weights) relative to the other" if with_saved else ""
     title = f"Speed of ours relative to each, {setting}"
     tables = [table(title, columns, rows, first="model, pixels", caption=caption)]
-    for (name, size), result in found.items():
-        has_saved = any(row.saved_bytes for row in result.rows.values())
+    for (name, size), models in found.items():
+        has_saved = any(row.saved_bytes for row in models.values())
         caption = "against published: relative difference of the logits" + (", of all gradients" if has_saved else "")
         shown = {**COLUMNS, **(SAVED if has_saved else {})}
-        tables.append(table(f"{name} at {size} pixels, {setting}", shown, result.rows, caption=caption))
+        tables.append(table(f"{name} at {size} pixels, {setting}", shown, models, caption=caption))
     return tables
 
 

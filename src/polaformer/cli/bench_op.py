@@ -74,7 +74,7 @@ class BenchOp(Timed, Lengths, Shapes):
         # One row per mechanism, and no compiler at every length.
         contenders = {name: one for name, one in contenders.items() if one.is_safe and not one.is_compiled}
         lengths, calls = [shape[2] for shape in shapes], len(contenders) * (self.rounds + 1) * len(shapes)
-        found, machine = self.time(calls, {"lengths": partial(time_lengths, lengths, contenders, **self.sizes)})
+        found, machine = self.time(calls, {"lengths": partial(time_lengths, lengths, contenders)}, **self.sizes)
         curves = found["lengths"]
         setting = f"{PASSES[self.mode]}, {self.setting}, {threads_text(machine)}"
 
@@ -82,8 +82,8 @@ class BenchOp(Timed, Lengths, Shapes):
             from polaformer.analysis.bench_figures import save_times
 
             title = "\n".join([setting.capitalize(), *busy_lines(machine)])
-            times, slopes = ({name: getattr(one, what) for name, one in curves.items()} for what in ("medians", "slope"))
-            save_times(path, times, slopes, title=title)
+            times = {name: curve.values("median") for name, curve in curves.items()}
+            save_times(path, times, {name: curve.slope() for name, curve in curves.items()}, title=title)
 
         rows = {name: curve.as_record() for name, curve in curves.items()}
         record = self._record(machine, notes) | self.sizes | {"lengths": lengths, "rows": rows}
@@ -148,7 +148,7 @@ def _length_tables(curves: "dict[str, Curve]", lengths: list[int], setting: str)
         return cell(point, f"{1e3 * median:.4g} ({1e3 * best:.4g})" if median and best else "skipped")
 
     steps = {f"{few} →\n{many}": partial(doubling, place) for place, (few, many) in enumerate(pairwise(lengths))}
-    growth: Columns = steps | {"slope": lambda curve: number(curve.slope)}
+    growth: Columns = steps | {"slope": lambda curve: number(curve.slope())}
     times: Columns = {str(n): partial(time, n) for n in lengths} | {"error vs float64": lambda curve: f"{curve.error:.1e}"}
     caption = f"how many times longer per doubling of the tokens, {IN_BRACKETS}; slope: a of time ∝ N^a, fitted to medians"
     grown = table(f"Growth of time with the number of tokens, {setting}", growth, curves, caption=caption)

@@ -196,12 +196,14 @@ class Timed(Bench):
     rounds: int = 30
     """The most rounds in which each is timed."""
 
-    def time(self, calls: int, jobs: "Mapping[str, Callable[[Settings], Found]]") -> tuple[dict[str, Found], dict[str, Any]]:
-        """What each job finds, by name, and the machine; calls: about how many each of them makes."""
+    def time(
+        self, calls: int, jobs: "Mapping[str, Callable[[Settings], Found]]", **sizes: Any
+    ) -> tuple[dict[str, Found], dict[str, Any]]:
+        """What each job finds, by name, and the machine; calls: about how many each of them makes; sizes: of the settings."""
         from polaformer.bench.machine import described
         from polaformer.bench.runner import Settings
 
-        settings = Settings(self.mode in ("both", "train"), self.rounds, self.seconds, self.device)
+        settings = Settings(self.mode in ("both", "train"), self.rounds, self.seconds, self.device, **sizes)
         with described(self.threads) as machine, counted(calls, len(jobs)) as begin:
             found = {name: job(replace(settings, on_call=begin(name))) for name, job in jobs.items()}
         return found, machine
