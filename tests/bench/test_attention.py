@@ -11,11 +11,12 @@ from polaformer.attention import facts, names, registry
 from polaformer.attention.core import Facts
 from polaformer.attention.mechanisms.linear import LinearCore
 from polaformer.bench import attention, runner
-from polaformer.bench.agreement import random_inputs
-from polaformer.bench.attention import BOTH, FORWARD, SAVED, SMALL, Cost, Point, Row, Setup, compare, core_pass, correctness
+from polaformer.bench.attention import BOTH, FORWARD, SMALL, Cost, Mechanism, Point, build, compare, core_pass, correctness
+from polaformer.bench.correctness import random_inputs
 from polaformer.bench.measure import Ratio, Timing
+from polaformer.bench.runner import Settings
 
-TINY = Setup(num_heads=2, width=8, rounds=1)  # one: several may disagree, and are then refused
+TINY = Settings(num_heads=2, width=8, rounds=1, seconds=60.0)  # one: several may disagree, and are then refused
 
 
 class WrongCore(LinearCore):
@@ -41,8 +42,8 @@ def test_the_check_reaches_the_path_that_is_not_all_pairs(name: str) -> None:
     if name == "hedgehog":
         assert name not in SMALL
         return
-    setup, inputs = Setup(num_heads=2, width=8), random_inputs((1, 2, attention.SHORT, 8))
-    small, large = (setup.core(name, attention.SHORT, **options) for options in (SMALL[name], {}))
+    settings, inputs = Settings(num_heads=2, width=8), random_inputs((1, 2, attention.SHORT, 8))
+    small, large = (build(name, attention.SHORT, settings, **options) for options in (SMALL[name], {}))
     with torch.no_grad(), attention.seeded(0, "cpu"):
         assert not torch.allclose(small(*inputs[:3]), large(*inputs[:3]), atol=1e-3)
 
@@ -52,7 +53,7 @@ def test_a_wrong_mechanism_gets_no_number_and_comes_last(register: Callable[[str
     rows = compare([16, 32], ["a wrong one", "softmax"], TINY)
     assert list(rows) == ["softmax", "a wrong one"]
     assert not rows["a wrong one"].correct
-    assert all(point == Point() for point in rows["a wrong one"].points.values())
+    assert all(point == Point(rows["a wrong one"].error) for point in rows["a wrong one"].points.values())
 
 
 def test_a_row_has_time_speedup_and_three_kinds_of_memory_at_every_length() -> None:
@@ -63,12 +64,12 @@ def test_a_row_has_time_speedup_and_three_kinds_of_memory_at_every_length() -> N
         for point in row.points.values():
             assert point.timing is not None
             assert len(point.timing.samples) == 1
-            assert 0 < point.peaks[FORWARD] < point.peaks[BOTH]
-            assert point.peaks[SAVED] > 0
-        assert row.slope is not None
-        assert (row.memory_slope(FORWARD) or 0) > 0
+            assert 0 < (point.forward_bytes or 0) < (point.both_bytes or 0)
+            assert (point.saved_bytes or 0) > 0
+        assert row.slope() is not None
+        assert (row.slope("forward_bytes") or 0) > 0
     assert rows["softmax"].points[16].speedup == Ratio(1.0, 1.0, 1.0, 1)
-    assert rows["linformer"].points[32].parameters == 4 * 2 * 128 * 32
+    assert rows["linformer"].points[32].parameter_bytes == 4 * 2 * 128 * 32
     last = [row.points[32].speedup for row in rows.values()]
     assert last == sorted(last, reverse=True)  # type: ignore[type-var]
     # Correctness of all before anything is measured.
@@ -80,7 +81,7 @@ def test_a_row_has_time_speedup_and_three_kinds_of_memory_at_every_length() -> N
 
 
 def test_forward_and_backward_includes_the_gradients_of_parameters() -> None:
-    gradients = core_pass(TINY.core("hedgehog", 16), random_inputs(TINY.shape(16)), backward=True)()
+    gradients = core_pass(build("hedgehog", 16, TINY), random_inputs(TINY.shape(16)), backward=True)()
     assert isinstance(gradients, tuple)
     assert gradients[3] is None  # of the powers, which it does not have
     assert [tuple(x.shape) for x in gradients if x is not None] == [*[(1, 2, 16, 8)] * 3, *[(2, 8, 8)] * 2]
@@ -91,7 +92,7 @@ def test_measuring_leaves_the_callers_random_numbers_alone() -> None:
     expected = torch.rand(4)
     torch.manual_seed(3)
     correctness("skyformer", TINY, 16)
-    TINY.core("performer", 16)
+    build("performer", 16, TINY)
     assert torch.equal(torch.rand(4), expected)
 
 
@@ -99,7 +100,7 @@ def test_parameters_are_the_same_in_every_run() -> None:
     cores = []
     for seed in (1, 2):
         torch.manual_seed(seed)
-        cores.append(TINY.core("linformer", 16))
+        cores.append(build("linformer", 16, TINY))
     assert torch.equal(cores[0].projection, cores[1].projection)  # type: ignore[arg-type]
 
 
@@ -112,7 +113,7 @@ def test_cost_grows_by_class() -> None:
 
 def test_a_call_that_would_take_too_long_or_too_much_memory_is_foretold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "available_bytes", lambda: 10**9)
-    setup = Setup(seconds=10)
+    setup = Settings(seconds=10)
     assert attention.skip_reason(None, "softmax", 10**6, setup) is None
     assert attention.skip_reason(Cost(1024, 0.5, 10**6), "linear", 4096, setup) is None
     assert attention.skip_reason(Cost(1024, 1.0, 10**6), "softmax", 4096, setup) == "would take about 16 s"
@@ -126,24 +127,25 @@ def test_a_call_that_would_take_too_long_or_too_much_memory_is_foretold(monkeypa
 
 def test_what_is_skipped_says_why_and_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "available_bytes", lambda: 10**8)  # N² of the synthesizer at 4096 tokens take 128 MiB
-    setup = Setup(num_heads=2, width=8, rounds=1, seconds=5)
+    setup = Settings(num_heads=2, width=8, rounds=1, seconds=5)
     made: list[tuple[str, int]] = []
-    build = Setup.core
-    monkeypatch.setattr(Setup, "core", lambda self, name, n, **more: made.append((name, n)) or build(self, name, n, **more))
+    monkeypatch.setattr(
+        attention, "build", lambda name, n, *rest, **more: made.append((name, n)) or build(name, n, *rest, **more)
+    )
     rows = compare([32, 4096], ["synthesizer", "linear"], setup)
     assert list(rows) == ["linear", "synthesizer"]
     point = rows["synthesizer"].points[4096]
     assert point.timing is None
-    assert point.peaks == {}
-    assert set(point.skipped) == {FORWARD, BOTH}
-    assert "GB may be used" in point.skipped[FORWARD]
+    assert (point.forward_bytes, point.both_bytes, point.saved_bytes) == (None, None, None)
+    assert set(point.reasons) == {FORWARD, BOTH}
+    assert "GB may be used" in point.reasons[FORWARD]
     assert ("synthesizer", 4096) not in made
     assert rows["linear"].points[4096].timing is not None
 
 
 def test_a_first_length_that_is_long_is_foretold_from_a_short_one() -> None:
-    rows = compare([2**17, 2**18], ["softmax"], Setup(num_heads=1, width=8, rounds=1, seconds=0.5))
-    assert all("would take about" in point.skipped[FORWARD] for point in rows["softmax"].points.values())
+    rows = compare([2**17, 2**18], ["softmax"], Settings(num_heads=1, width=8, rounds=1, seconds=0.5))
+    assert all("would take about" in point.reasons[FORWARD] for point in rows["softmax"].points.values())
 
 
 @pytest.mark.parametrize(
@@ -158,17 +160,17 @@ def test_a_length_that_is_too_noisy_has_no_numbers_but_its_memory(
 
     monkeypatch.setattr(runner, "measure", measure)
     for row in compare([16, 32], names, TINY).values():
-        assert row.slope is None
+        assert row.slope() is None
         for point in row.points.values():
             assert (point.timing, point.speedup, point.rank) == (None, None, None)
-            assert point.skipped[FORWARD] == f"too noisy: {told}"
-            assert point.peaks[FORWARD] > 0
+            assert point.reasons[FORWARD] == f"too noisy: {told}"
+            assert (point.forward_bytes or 0) > 0
 
 
 def test_rows_without_a_time_at_the_longest_length_come_after_those_with_one() -> None:
-    def row(*medians: float | None) -> Row:
+    def row(*medians: float | None) -> Mechanism:
         times = [None if median is None else Timing((median,), 0.0) for median in medians]
-        return Row(Facts("linear"), 0.0, {n: Point(timing) for n, timing in enumerate(times)})
+        return Mechanism({n: Point(0.0, timing) for n, timing in enumerate(times)}, Facts("linear"))
 
     rows = {"late": row(1.0, None), "later": row(2.0, None), "slow": row(9.0, 8.0), "fast": row(9.0, 7.0)}
     assert sorted(rows, key=lambda name: attention._slowness(rows[name])) == ["fast", "slow", "late", "later"]

@@ -5,11 +5,9 @@ import torch
 from torch import Tensor
 
 from polaformer.bench import correctness as correctness_module
-from polaformer.bench.agreement import Pass, differences, random_inputs, worst
 from polaformer.bench.contenders import CONTENDERS, Contender, polarity_in_linear_form, softmax_by_maps, working
-from polaformer.bench.correctness import correctness, correctness_at_length
-from polaformer.bench.length import time_lengths
-from polaformer.bench.op import TOLERANCE, benchmark
+from polaformer.bench.correctness import TOLERANCE, Pass, correctness, correctness_at_length, differences, random_inputs, worst
+from polaformer.bench.op import benchmark, time_lengths
 from polaformer.bench.runner import Settings
 from polaformer.ops.polarity import reference
 from polaformer.ops.polarity.operator import polarity_attention
@@ -51,9 +49,9 @@ def test_one_wrong_row_beyond_the_longest_length_with_gradients_is_found_and_get
         rows = benchmark(shape, contenders={"wrong": wrong}, settings=Settings(backward=backward, rounds=1)).rows
         assert not rows["wrong"].correct
         assert rows["wrong"].timing is None
-    curve = time_lengths([512, 6000], {"wrong": wrong}, num_heads=1, width=8, settings=Settings(rounds=1))["wrong"]
+    curve = time_lengths([512, 6000], {"wrong": wrong}, Settings(rounds=1, num_heads=1, width=8))["wrong"]
     assert not curve.correct
-    assert list(curve.timings.values()) == [None, None]
+    assert [point.timing for point in curve.points.values()] == [None, None]
 
 
 def test_where_an_output_is_huge_its_beginning_middle_and_end_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:

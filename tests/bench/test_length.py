@@ -4,9 +4,9 @@ import pytest
 from torch import Tensor
 
 from polaformer.bench.contenders import CONTENDERS, YARDSTICK, Contender
-from polaformer.bench.length import Curve, slope, time_at, time_lengths
-from polaformer.bench.measure import Ratio, Timing
-from polaformer.bench.runner import Settings
+from polaformer.bench.measure import Ratio, Timing, slope
+from polaformer.bench.op import time_at, time_lengths
+from polaformer.bench.runner import Curve, Row, Settings
 from polaformer.ops.polarity import reference
 
 LINEAR = "linear (ELU + 1)"
@@ -24,25 +24,24 @@ def test_a_single_measured_length_has_no_slope() -> None:
 
 
 def test_time_at_a_length_times_both_mechanisms_in_the_same_rounds() -> None:
-    point = time_at(16, rounds=3)
-    assert len(point.polarity.samples) == len(point.softmax.samples) == 3
-    assert point.as_record()["speedup"] == point.speedup
+    timings = time_at(16, rounds=3)
+    assert {name: len(one.samples) for name, one in timings.items()} == {"polarity": 3, "softmax": 3}
 
 
 def test_a_doubling_is_compared_within_rounds_and_a_step_of_four_counts_as_two() -> None:
     times = {100: Timing((1.0, 10.0, 1.0), 0), 200: Timing((2.0, 20.0, 2.0), 0), 800: Timing((8.0, 80.0, 8.0), 0), 1600: None}
-    curve = Curve(0.0, times, {1600: "would take about 9 s"})
+    curve = Curve({n: Row(0.0, timing) for n, timing in times.items()})
     assert curve.doublings == [Ratio(2.0, 2.0, 2.0, 3), Ratio(2.0, 2.0, 2.0, 3), None]
-    assert curve.slope == pytest.approx(1.0)
+    assert curve.slope() == pytest.approx(1.0)
 
 
 def test_curves_have_a_time_at_every_length_and_one_of_their_own_for_each_contender() -> None:
     contenders = {name: CONTENDERS[name] for name in (YARDSTICK, LINEAR)}
     told: list[str] = []
-    curves = time_lengths([32, 16], contenders, num_heads=2, width=8, settings=Settings(rounds=2, on_call=told.append))
+    curves = time_lengths([32, 16], contenders, Settings(rounds=2, num_heads=2, width=8, on_call=told.append))
     assert list(curves) == list(contenders)
-    assert list(curves[LINEAR].timings) == [16, 32]
-    assert all(timing is not None and len(timing.samples) == 2 for timing in curves[LINEAR].timings.values())
+    assert list(curves[LINEAR].points) == [16, 32]
+    assert all(point.timing is not None and len(point.timing.samples) == 2 for point in curves[LINEAR].points.values())
     # All lengths and contenders in turns.
     all_of_them = [f"{name}, {n} tokens" for n in (16, 32) for name in contenders]
     assert told[:4] == all_of_them
@@ -54,14 +53,16 @@ def test_a_wrong_contender_gets_no_curve() -> None:
     def wrong(q: Tensor, k: Tensor, v: Tensor, power: Tensor) -> Tensor:
         return v * power[:, None]
 
-    curve = time_lengths([8, 16], {"wrong": Contender(lambda _: wrong, reference.polarity_attention)}, width=4)["wrong"]
+    curve = time_lengths([8, 16], {"wrong": Contender(lambda _: wrong, reference.polarity_attention)}, Settings(width=4))[
+        "wrong"
+    ]
     assert not curve.correct
-    assert list(curve.timings.values()) == [None, None]
+    assert [point.timing for point in curve.points.values()] == [None, None]
 
 
 def test_lengths_that_would_take_too_long_are_skipped_with_the_reason() -> None:
     softmax = {"softmax (SDPA)": CONTENDERS["softmax (SDPA)"]}
-    curve = time_lengths([64, 2**18], softmax, num_heads=1, width=8, settings=Settings(rounds=1, seconds=3.0))["softmax (SDPA)"]
-    assert curve.timings[64] is not None
-    assert curve.timings[2**18] is None
-    assert curve.skipped[2**18].startswith("would take about")
+    curve = time_lengths([64, 2**18], softmax, Settings(rounds=1, seconds=3.0, num_heads=1, width=8))["softmax (SDPA)"]
+    assert curve.points[64].timing is not None
+    assert curve.points[2**18].timing is None
+    assert (curve.points[2**18].skipped or "").startswith("would take about")

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from polaformer.bench.memory import Question, allocated_peak, available_bytes, probe, resident_peak, saved_bytes
+from polaformer.bench.memory import allocated_peak, available_bytes, probe, resident_peak, saved_bytes
 
 MEBI = 2**20
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the system does not report it")
@@ -59,7 +59,7 @@ def test_free_memory_is_known() -> None:
 @linux
 def test_a_probe_measures_in_a_process_of_its_own() -> None:
     shape = (1, 2, 1024, 16)
-    found = probe(Question("softmax (materialised)", shape, "cpu", 1, None))
+    found = probe("softmax (materialised)", shape, "cpu", 1, None)
     assert found.failed is None
     assert (found.error or 1.0) < 1e-5
     assert found.inputs == 4 * (4 * 2 * 1024 * 16 + 2 * 16)
@@ -72,12 +72,12 @@ def test_a_probe_measures_in_a_process_of_its_own() -> None:
 
 @linux
 def test_a_probe_that_runs_out_of_memory_says_so() -> None:
-    found = probe(Question("softmax (materialised)", (1, 4, 16384, 8), "cpu", 1, 3 * 2**30))
+    found = probe("softmax (materialised)", (1, 4, 16384, 8), "cpu", 1, 3 * 2**30)
     assert found.failed == "out of memory"
     assert found.forward_allocated is None
 
 
 def test_a_probe_that_takes_too_long_or_dies_says_so() -> None:
-    question = Question("softmax (SDPA)", (1, 1, 8, 4), "cpu", 1, None)
-    assert probe(question, seconds=0.1).failed == "stopped after 0.1 s"
-    assert (probe(question._replace(name="nobody")).failed or "").startswith("died with code 1: KeyError: 'nobody'")
+    question = ((1, 1, 8, 4), "cpu", 1, None)
+    assert probe("softmax (SDPA)", *question, seconds=0.1).failed == "stopped after 0.1 s"
+    assert (probe("nobody", *question).failed or "").startswith("died with code 1: KeyError: 'nobody'")

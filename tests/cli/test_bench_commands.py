@@ -143,8 +143,8 @@ def test_memory_shows_ratios_first_and_a_dead_process_in_its_place(
 
     measured = memory.probe
 
-    def probe(question, **options):  # type: ignore[no-untyped-def]
-        return Answer(failed="out of memory") if "materialised" in question.name else measured(question, **options)
+    def probe(name, *question, **options):  # type: ignore[no-untyped-def]
+        return Answer(failed="out of memory") if "materialised" in name else measured(name, *question, **options)
 
     monkeypatch.setattr(memory, "probe", probe)
     code, out, _ = run(MEMORY, capsys)
@@ -162,7 +162,7 @@ def test_memory_by_length_draws_a_figure(
     from polaformer.bench import memory
     from polaformer.bench.memory import Answer
 
-    monkeypatch.setattr(memory, "probe", lambda question, **_: Answer(1e-7, 1, *(question.shape[2] * n for n in range(1, 6))))
+    monkeypatch.setattr(memory, "probe", lambda name, shape, *_, **__: Answer(1e-7, 1, *(shape[2] * n for n in range(1, 6))))
     code, out, _ = run(["bench", "memory", "--lengths", "64", "128", "--figure", "memory.png", "--json"], capsys)
     assert code == 0
     assert json.loads(out)["shapes"][1]["rows"]["softmax (materialised)"]["saved"] == 128
@@ -193,11 +193,11 @@ def test_the_environment_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_environment_answers_when_everything_is_broken(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from polaformer.bench import environment
+    from polaformer.bench import machine
     from polaformer.ops.polarity import triton
 
     monkeypatch.setattr(triton, "unavailable_reason", lambda: 1 / 0)
-    monkeypatch.setattr(environment, "installed", lambda _: None)
+    monkeypatch.setattr(machine, "installed", lambda _: None)
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv("CXX", "")
     monkeypatch.setenv("POLAFORMER_CACHE", "/dev/null/kernels")

@@ -3,7 +3,7 @@
 import pytest
 
 from polaformer.bench.measure import Ratio, Timing
-from polaformer.bench.op import Result, Row
+from polaformer.bench.op import OpRow, Result
 from polaformer.cli.bench_op import shape_tables
 from polaformer.cli.bench_tables import ratio_text
 from polaformer.cli.output import print_all
@@ -13,9 +13,11 @@ PUBLISHED, COMPILED, OURS = "polarity (published)", "published, torch.compile", 
 
 def _result(speedups: dict[str, float], saved: int | None) -> Result:
     timing = Timing((0.001, 0.001), 0.001)
-    rows = {name: Row(1e-7, timing, speedup=Ratio.of([speedup]), saved_bytes=saved) for name, speedup in speedups.items()}
-    over = {name: Ratio.of([speedups[OURS] / speedup]) for name, speedup in speedups.items()}
-    return Result(rows, None, OURS, over, None, [])
+    rows = {}
+    for name, speedup in speedups.items():
+        over = Ratio.of([speedups[OURS] / speedup])
+        rows[name] = OpRow(1e-7, timing, Ratio.of([speedup]), saved_bytes=saved, fastest_over=over)
+    return Result(rows, None, OURS, [])
 
 
 @pytest.mark.parametrize("compiled_at", [0, 1])
@@ -26,7 +28,7 @@ def test_what_was_compiled_at_one_shape_and_not_at_another_is_shown_at_the_one(
     monkeypatch.setenv("COLUMNS", "160")
     without, whole = {PUBLISHED: 1.0, OURS: 4.0}, {PUBLISHED: 1.0, COMPILED: 1.6, OURS: 4.0}
     speedups = [whole, without] if compiled_at == 0 else [without, whole]
-    shapes = [(1, 2, 24, 6), (1, 2, 48, 6)]
+    shapes = ["1,2,24,6", "1,2,48,6"]
     print_all(*shape_tables({shape: _result(one, saved) for shape, one in zip(shapes, speedups, strict=True)}, mode))
     lines = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "not compiled" in line]
     rows = [[cell.strip() for cell in line] for line in lines]

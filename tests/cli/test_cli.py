@@ -226,6 +226,7 @@ def check_demo_results(result: dict[str, Any]) -> None:
     assert {one["mechanism"] for one in result["sharpness"]} >= {"softmax", "linear", "polarity, same sign"}
     assert [point["length"] for point in result["times"]] == [32, 64]
     assert all(point[name]["median"] > 0 for point in result["times"] for name in ("polarity", "softmax"))
+    assert all(point["speedup"] > 0 for point in result["times"])
     assert set(result["slopes"]) == {"polarity attention", "scaled_dot_product_attention"}
     assert result["machine"]["cpu"]
 

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from oracle import random_inputs, relative_error
-from polaformer.bench import environment
+from polaformer.bench import machine
 from polaformer.ops.gated_convolution import cpu as convolution
 from polaformer.ops.native import cache as kernel_cache
 from polaformer.ops.native import compiler
@@ -259,7 +259,7 @@ def test_building_is_told_of_once(source, caplog):
 def test_the_environment_tells_how_both_kernels_were_built_or_why_not(monkeypatch, tmp_path):
     with monkeypatch.context() as slow:
         slow.setattr(compiler, "FOR_THIS_PROCESSOR", ("",))
-        found = environment.environment()
+        found = machine.environment()
     assert found["backends"]["cpu"]["reason"].startswith("a native kernel for any processor, slow")
     assert found["kernels"]["polarity attention"]["reason"] == "slow: built for any processor (-fopenmp)"
     assert found["kernels"]["convolution and gate"]["reason"] == "slow: built for any processor (-fopenmp)"
@@ -267,7 +267,7 @@ def test_the_environment_tells_how_both_kernels_were_built_or_why_not(monkeypatc
     refuse = 'case "$*" in *cpu_convolution.cpp*) echo "error: no luck" >&2; exit 1;; esac'
     monkeypatch.setenv("CXX", _script(tmp_path / "half", refuse, f'exec {REAL} -O0 "$@"'))
     monkeypatch.setattr(compiler, "OPTIONS", tuple(one for one in compiler.OPTIONS if one != "-O3"))
-    kernels = environment.environment()["kernels"]
+    kernels = machine.environment()["kernels"]
     assert kernels["polarity attention"]["options"] == ["-march=native", "-fopenmp"]
     assert kernels["polarity attention"]["reason"] == "built for this processor (-march=native -fopenmp)"
     assert not kernels["convolution and gate"]["works"]

@@ -6,7 +6,7 @@ The registry of polaformer.attention is compared: a mechanism is measured by bei
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -19,11 +19,10 @@ from torch import Tensor, nn
 from polaformer.attention import create, facts
 from polaformer.attention.core import Facts
 from polaformer.bench import runner
-from polaformer.bench.agreement import Inputs, Pass, Shape, differences, random_inputs, worst
-from polaformer.bench.length import slope
-from polaformer.bench.measure import Ratio, Timing, speedup_record
+from polaformer.bench.correctness import Inputs, Pass, differences, random_inputs, worst
+from polaformer.bench.measure import quickest
 from polaformer.bench.memory import allocated_peak, saved_bytes
-from polaformer.bench.runner import Settings
+from polaformer.bench.runner import Curve, Row, Settings
 
 YARDSTICK = "softmax"
 TOLERANCE = 1e-4  # of float32 against maps in float64; correct ones stay near 1e-6, and iterated inverses lose a digit
@@ -31,105 +30,65 @@ SHORT = 257  # tokens at which correctness is checked: not a multiple of blocks,
 PROBES = (SHORT, 4 * SHORT)  # tokens that are tried first if the first length has more
 # Options with which no mechanism sees all pairs at SHORT tokens. Others are checked only with the options they are timed with.
 SMALL: dict[str, dict[str, Any]] = {
-    "bigbird": {"block": 16},
+    **{name: {"block": 16} for name in ("bigbird", "local")},
+    **{name: {"num_landmarks": 16} for name in ("nystrom", "skyformer")},
     "informer": {"factor": 2},
     "linformer": {"rank": 16},
-    "local": {"block": 16},
     "longformer": {"window": 32},
-    "nystrom": {"num_landmarks": 16},
     "performer": {"num_features": 16},
     "reformer": {"chunk": 16},
-    "skyformer": {"num_landmarks": 16},
 }
 DRAWS = 3  # in the check of a stochastic mechanism
 USABLE = 0.8  # of the free memory: a forecast may be too low, and other programs grow too
 FORWARD, BOTH, SAVED = "forward", "both", "saved"  # inference; forward and backward; what is saved between the two
+PASSES = (FORWARD, BOTH)
 
 
 @dataclass(frozen=True)
-class Setup(Settings):
-    """What all mechanisms and lengths share."""
+class Point(Row):
+    """What was measured of one mechanism at one length; the baseline is softmax."""
 
-    rounds: int = 40
-    seconds: float = 60.0
-    batch: int = 1
-    num_heads: int = 4
-    width: int = 32
+    timed: str = FORWARD  # which pass the timing is of
+    forward_bytes: int | None = None  # peaks, without the parameters
+    both_bytes: int | None = None
+    parameter_bytes: int | None = None
+    untried: dict[str, str] = field(default_factory=dict)  # by FORWARD and BOTH: why its memory was not measured
+    tolerance = TOLERANCE
+    keys = ("speedup", "rank", "forward_bytes", "both_bytes", "saved_bytes", "parameter_bytes")
 
     @property
-    def timed(self) -> str:
-        """Which of the two passes is timed."""
-        return BOTH if self.backward else FORWARD
-
-    def shape(self, length: int) -> Shape:
-        """(B, H, N, D)."""
-        return self.batch, self.num_heads, length, self.width
-
-    def core(self, name: str, length: int, **options: Any) -> nn.Module:
-        """The mechanism in evaluation mode, with the same parameters in every run."""
-        sized = {"max_length": length} if facts(name).needs_length else {}
-        with seeded(0, self.device):
-            core = create(name, num_heads=self.num_heads, head_dim=self.width, **sized, **options)
-        assert isinstance(core, nn.Module)
-        return core.eval().to(self.device)
-
-
-@dataclass(frozen=True)
-class Point:
-    """What was measured of one mechanism at one length; None if it is incorrect or was skipped."""
-
-    timing: Timing | None = None
-    speedup: Ratio | None = None  # over softmax at this length, from the rounds of the timing
-    rank: tuple[int, int] | None = None  # the best and the worst place it may have at this length
-    peaks: dict[str, int] = field(default_factory=dict)  # bytes, by FORWARD, BOTH and SAVED
-    parameters: int | None = None  # bytes, not included in the peaks
-    skipped: dict[str, str] = field(default_factory=dict)  # by FORWARD and BOTH: why it was not tried
+    def reasons(self) -> dict[str, str]:
+        """Why there is no number, by FORWARD and BOTH."""
+        return self.untried | ({self.timed: self.skipped} if self.skipped else {})
 
     def as_record(self) -> dict[str, Any]:
         """The point for JSON."""
-        times = None if self.timing is None else self.timing.as_record()
-        ratio = speedup_record(self.speedup) | {"rank": self.rank}
-        memory = {f"{kind}_bytes": self.peaks.get(kind) for kind in (FORWARD, BOTH, SAVED)}
-        return {"time": times, **ratio, **memory, "parameter_bytes": self.parameters, "skipped": self.skipped}
+        record = super().as_record()
+        return {"time": self.timing and self.timing.as_record(), **record, "skipped": self.reasons}
 
 
 @dataclass(frozen=True)
-class Row:
+class Mechanism(Curve):
     """What was measured of one mechanism."""
 
+    points: Mapping[int, Point]
     facts: Facts
-    error: float  # the worst relative difference from the reference, over the output and the gradients
-    points: dict[int, Point]  # by length, ascending
-
-    @property
-    def correct(self) -> bool:
-        """Whether it computes what its maps say."""
-        return self.error <= TOLERANCE  # an error of NaN does not pass
-
-    @property
-    def medians(self) -> dict[int, float | None]:
-        """Seconds at each length."""
-        return {n: None if point.timing is None else point.timing.median for n, point in self.points.items()}
-
-    def peaks(self, kind: str) -> dict[int, int | None]:
-        """Bytes at each length; kind is FORWARD, BOTH or SAVED."""
-        return {n: point.peaks.get(kind) for n, point in self.points.items()}
-
-    @property
-    def slope(self) -> float | None:
-        """The exponent with which time grows."""
-        return slope(list(self.points), list(self.medians.values()))
-
-    def memory_slope(self, kind: str) -> float | None:
-        """The exponent with which memory grows."""
-        return slope(list(self.points), [peak or None for peak in self.peaks(kind).values()])
 
     def as_record(self) -> dict[str, Any]:
         """The row for JSON."""
-        slopes = {"time": self.slope} | {kind: self.memory_slope(kind) for kind in (FORWARD, BOTH, SAVED)}
+        slopes = {"time": self.slope()} | {kind: self.slope(f"{kind}_bytes") for kind in (FORWARD, BOTH, SAVED)}
         points = {str(n): point.as_record() for n, point in self.points.items()}
         found = {"correct": self.correct, "error": self.error, "slopes": slopes, "lengths": points}
         return {"facts": self.facts._asdict(), **found}
+
+
+def build(name: str, length: int, settings: Settings, **options: Any) -> nn.Module:
+    """The mechanism in evaluation mode, with the same parameters in every run."""
+    sized = {"max_length": length} if facts(name).needs_length else {}
+    with seeded(0, settings.device):
+        core = create(name, num_heads=settings.num_heads, head_dim=settings.width, **sized, **options)
+    assert isinstance(core, nn.Module)
+    return core.eval().to(settings.device)
 
 
 def core_pass(core: nn.Module, inputs: Inputs, *, backward: bool) -> Pass:
@@ -137,53 +96,52 @@ def core_pass(core: nn.Module, inputs: Inputs, *, backward: bool) -> Pass:
     return Pass(lambda q, k, v, _: core(q, k, v), inputs, backward, tuple(core.parameters()))
 
 
-def compare(lengths: Sequence[int], names: Sequence[str], setup: Setup) -> dict[str, Row]:
+def compare(lengths: Sequence[int], names: Sequence[str], settings: Settings) -> dict[str, Mechanism]:
     """A row for each mechanism, fastest first: check all of them, then measure them in turns at each length, ascending.
 
-    A mechanism that would take longer than setup.seconds for one call, or more memory than is free, judging by its growth from
-    the previous length, is skipped with the reason; all are at a length whose timings are too noisy. Speedups need softmax
-    among the names.
+    A mechanism that would take longer than settings.seconds for one call, or more memory than is free, judging by its growth
+    since the previous length, is skipped with the reason; all are at a length whose timings are too noisy. Speedups need
+    softmax among the names.
     """
-    lengths = sorted(set(lengths))
-    errors = {}
+    lengths, points = sorted(set(lengths)), {}
     for name in names:
-        setup.on_call(f"checking {name}")
-        errors[name] = correctness(name, setup, min(lengths[-1], SHORT))
-    right = [name for name in names if errors[name] <= TOLERANCE]
+        settings.on_call(f"checking {name}")
+        points[name] = Point(correctness(name, settings, min(lengths[-1], SHORT)), timed=PASSES[settings.backward])
+    right = {name: point for name, point in points.items() if point.correct}
     known: Known = {}
     allocated_peak(lambda: None)  # the profiler's first start takes seconds
     for probe in (n for n in PROBES if n < lengths[0]):  # so that the first length has a previous one too
-        _measure_memory(probe, right, setup, known)
-    found = {n: _measure(n, right, setup, known) for n in lengths}
-    rows = {name: Row(facts(name), errors[name], {n: found[n].get(name, Point()) for n in lengths}) for name in names}
+        _measure_memory(probe, right, settings, known)
+    found = {n: points | _measure(n, right, settings, known) for n in lengths}
+    rows = {name: Mechanism({n: found[n][name] for n in lengths}, facts(name)) for name in names}
     return {name: rows[name] for name in sorted(rows, key=lambda name: _slowness(rows[name]))}
 
 
-def correctness(name: str, setup: Setup, length: int) -> float:
+def correctness(name: str, settings: Settings, length: int) -> float:
     """The worst relative error of output and gradients in float32 against the mechanism's own maps in float64, batch 1.
 
     It is checked with the options it is timed with, and with those of SMALL. A stochastic mechanism gets the same draw in both
     precisions. If it draws what to attend to, rounding may occasionally choose differently: the median of several draws counts.
     """
-    inputs = random_inputs((1, *setup.shape(length)[1:]), device=setup.device)
-    cores = [setup.core(name, length, **options) for options in ({}, SMALL.get(name)) if options is not None]
+    inputs = random_inputs((1, *settings.shape(length)[1:]), device=settings.device)
+    cores = [build(name, length, settings, **options) for options in ({}, SMALL.get(name)) if options is not None]
     draws = range(DRAWS if facts(name).stochastic else 1)
-    errors = [[_error(core, inputs, seed, setup.device) for seed in draws] for core in cores]
-    return float(torch.tensor(errors).median(dim=1).values.max())  # NaN wins in both
 
+    def error(core: nn.Module, seed: int) -> float:
+        exact: Any = deepcopy(core).double()
 
-def _error(core: nn.Module, inputs: Inputs, seed: int, device: str) -> float:
-    exact: Any = deepcopy(core).double()
+        def found(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
+            with seeded(seed, settings.device):
+                return core(q, k, v)
 
-    def found(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
-        with seeded(seed, device):
-            return core(q, k, v)
+        def expected(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
+            with seeded(seed, settings.device):
+                return exact.apply_maps(exact.weights(q, k), v)
 
-    def expected(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
-        with seeded(seed, device):
-            return exact.apply_maps(exact.weights(q, k), v)
+        return worst(differences(found, expected, inputs))
 
-    return worst(differences(found, expected, inputs))
+    errors = torch.tensor([[error(core, seed) for seed in draws] for core in cores])
+    return float(errors.median(dim=1).values.max())  # NaN wins in both
 
 
 @contextmanager
@@ -194,58 +152,52 @@ def seeded(seed: int, device: str) -> Iterator[None]:
         yield
 
 
-def _measure(length: int, names: Sequence[str], setup: Setup, known: "Known") -> dict[str, Point]:
-    """A point for each mechanism; updates `known`."""
-    points, cores = _measure_memory(length, names, setup, known)
-    # All cores exist now, each with its parameters: one that fitted alone may not fit any more.
-    for name in cores:
-        reason = runner.skip_reason(points[name].peaks.get(setup.timed, 0), 0, setup, USABLE)
-        points[name] = replace(points[name], skipped={setup.timed: reason}) if reason else points[name]
-    inputs = random_inputs(setup.shape(length), device=setup.device)
-    tried = [name for name in cores if setup.timed not in points[name].skipped]
-    calls = {name: core_pass(cores[name], inputs, backward=setup.backward) for name in tried}
-    announced = replace(setup, on_call=lambda name: setup.on_call(f"{name}, {length} tokens"))
-    found = runner.time_in_turns(calls, YARDSTICK, announced)
-    for name, (timing, speedup, rank, reason) in found.items():
-        if timing is not None and timing.best is not None:
-            known[name, setup.timed] = known[name, setup.timed]._replace(seconds=timing.best)
-        skipped = points[name].skipped | ({setup.timed: reason} if reason else {})
-        points[name] = replace(points[name], timing=timing, speedup=speedup, rank=rank, skipped=skipped)
+def _measure(length: int, blank: Mapping[str, Point], settings: Settings, known: "Known") -> dict[str, Point]:
+    """The blank points with what is measured at this length; updates `known`."""
+    timed, (points, cores) = PASSES[settings.backward], _measure_memory(length, blank, settings, known)
+    inputs, calls = random_inputs(settings.shape(length), device=settings.device), {}
+    for name, core in cores.items():
+        # All cores exist now, each with its parameters: one that fitted alone may not fit any more.
+        peak = getattr(points[name], f"{timed}_bytes") or 0
+        reason = points[name].untried.get(timed) or runner.skip_reason(peak, 0, settings, USABLE)
+        points[name] = replace(points[name], skipped=reason)
+        if reason is None:
+            calls[name] = core_pass(core, inputs, backward=settings.backward)
+    announced = replace(settings, on_call=lambda name: settings.on_call(f"{name}, {length} tokens"))
+    points = runner.time_in_turns(calls, points, YARDSTICK, announced)
+    for name, point in points.items():
+        if point.timing is not None and point.timing.best is not None:
+            known[name, timed] = known[name, timed]._replace(seconds=point.timing.best)
     return points
 
 
 def _measure_memory(
-    length: int, names: Sequence[str], setup: Setup, known: "Known"
+    length: int, blank: Mapping[str, Point], settings: Settings, known: "Known"
 ) -> tuple[dict[str, Point], dict[str, nn.Module]]:
-    """Points without times, and the cores of those that were tried; updates `known`."""
+    """The blank points with their memory, and the cores of those that were tried; updates `known`."""
     points, cores = {}, {}
-    inputs = random_inputs(setup.shape(length), device=setup.device)
-    for name in names:
-        setup.on_call(f"memory: {name}, {length} tokens")
-        reasons = {kind: skip_reason(known.get((name, kind)), name, length, setup) for kind in (FORWARD, BOTH)}
+    inputs = random_inputs(settings.shape(length), device=settings.device)
+    for name, point in blank.items():
+        settings.on_call(f"memory: {name}, {length} tokens")
+        reasons = {kind: skip_reason(known.get((name, kind)), name, length, settings) for kind in PASSES}
         reasons[BOTH] = reasons[FORWARD] or reasons[BOTH]  # no backward without forward
-        skipped = {kind: reason for kind, reason in reasons.items() if reason is not None}
-        points[name] = Point(skipped=skipped)
-        if FORWARD in skipped:
+        untried = {kind: reason for kind, reason in reasons.items() if reason is not None}
+        points[name] = replace(point, untried=untried, skipped=untried.get(point.timed))
+        if FORWARD in untried:
             continue
-        cores[name] = setup.core(name, length)
-        weights, peaks = [*cores[name].parameters(), *cores[name].buffers()], {}
-        held = sum(x.nbytes for x in weights)
-        for kind in (kind for kind in (FORWARD, BOTH) if kind not in skipped):
-            one = core_pass(cores[name], inputs, backward=kind == BOTH)
-            peaks[kind], seconds = _peak_and_seconds(one, setup.device)
-            known[name, kind] = Cost.after(known.get((name, kind)), length, seconds, peaks[kind] + held)
-        if BOTH not in skipped:
-            peaks[SAVED] = saved_bytes(one.recorded, apart_from=weights)
-        points[name] = Point(peaks=peaks, parameters=held, skipped=skipped)
+        cores[name] = build(name, length, settings)
+        weights, found = [*cores[name].parameters(), *cores[name].buffers()], dict[str, Any]()
+        held = found["parameter_bytes"] = sum(x.nbytes for x in weights)
+        for kind in (kind for kind in PASSES if kind not in untried):
+            one, start = core_pass(cores[name], inputs, backward=kind == BOTH), time.perf_counter()
+            peak = found[f"{kind}_bytes"] = allocated_peak(one, settings.device)
+            taken = time.perf_counter() - start
+            seconds = taken if taken > 1 else quickest(one, 0.1)  # beyond a second the profiler's overhead is negligible
+            known[name, kind] = Cost.after(known.get((name, kind)), length, seconds, peak + held)
+        if BOTH not in untried:
+            found["saved_bytes"] = saved_bytes(one.recorded, apart_from=weights)
+        points[name] = replace(points[name], **found)
     return points, cores
-
-
-def _peak_and_seconds(call: Pass, device: str) -> tuple[int, float]:
-    start = time.perf_counter()
-    peak = allocated_peak(call, device)
-    taken = time.perf_counter() - start
-    return peak, taken if taken > 1 else runner.quickest(call, 0.1)  # beyond a second the profiler's overhead is negligible
 
 
 class Cost(NamedTuple):
@@ -267,13 +219,13 @@ class Cost(NamedTuple):
 Known = dict[tuple[str, str], Cost]  # by name and pass (FORWARD or BOTH): the longest that was measured
 
 
-def skip_reason(before: Cost | None, name: str, length: int, setup: Setup) -> str | None:
+def skip_reason(before: Cost | None, name: str, length: int, settings: Settings) -> str | None:
     """Why a call at this length is not worth trying, from the cost of a shorter one; None if it is, or if none is known."""
     if before is None:
         return None
     times = growth(facts(name).cost, before.length, length)
     size = round(min(times, (length / before.length) ** before.exponent) * before.size)
-    return runner.skip_reason(size, times * before.seconds, setup, USABLE)
+    return runner.skip_reason(size, times * before.seconds, settings, USABLE)
 
 
 def growth(cost: str, few: int, many: int) -> float:
@@ -282,7 +234,7 @@ def growth(cost: str, few: int, many: int) -> float:
     return {"linear": times, "n log n": times * log(max(many, 2)) / log(max(few, 2)), "quadratic": times**2}[cost]
 
 
-def _slowness(row: Row) -> list[tuple[bool, float]]:
+def _slowness(row: Mechanism) -> list[tuple[bool, float]]:
     """Sort key: the time at the longest length relative to softmax; rows without one come last, by the next shorter length."""
-    times = {n: 1 / point.speedup.median if point.speedup else row.medians[n] for n, point in row.points.items()}
+    times = {n: 1 / point.speedup.median if point.speedup else point.median for n, point in row.points.items()}
     return [(not row.correct, 0.0), *((one is None, one or 0.0) for one in reversed(times.values()))]

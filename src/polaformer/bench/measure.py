@@ -3,9 +3,8 @@
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from math import comb
-from statistics import median
+from math import comb, log
+from statistics import linear_regression, median
 from typing import Any, NamedTuple
 
 import torch
@@ -16,8 +15,7 @@ MOST_NOISY = 0.25  # share of the rows whose interval may be wider
 TOO_NOISY = "too noisy"
 
 
-@dataclass(frozen=True)
-class Timing:
+class Timing(NamedTuple):
     """The seconds that one call took in each round; no samples for a callable that was too slow to measure."""
 
     samples: tuple[float, ...]  # one per round
@@ -67,7 +65,7 @@ def measure(
     baseline: str | None = None,
     rounds: int = 15,
     seconds: float = 10.0,
-    on_call: Callable[[str], None] | None = None,
+    on_call: Callable[[str], None] = lambda _: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
     """The times of `calls`, by name, taken in turns: a warm-up of each, then the rounds of `plan`.
@@ -77,14 +75,18 @@ def measure(
     """
     if rounds < 1 or not seconds > 0:
         raise ValueError(f"measure: got {rounds} rounds and {seconds} seconds; give at least one round and a positive time")
-    tell = on_call or (lambda _: None)
-    warm_up = {name: _time(name, call, tell, clock) for name, call in calls.items()}
+
+    def timed(name: str) -> float:
+        on_call(name)
+        return seconds_of(calls[name], clock)
+
+    warm_up = {name: timed(name) for name in calls}
     planned = plan({name: one for name, one in warm_up.items() if one <= seconds}, rounds, seconds, baseline)
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for index in range(rounds):
         for name in random.Random(index).sample(list(planned), len(planned)):
             if index < planned[name]:
-                samples[name].append(_time(name, calls[name], tell, clock))
+                samples[name].append(timed(name))
     return {name: Timing(tuple(samples[name]), warm_up[name]) for name in calls}
 
 
@@ -104,18 +106,31 @@ def plan(each: Mapping[str, float], rounds: int, seconds: float, baseline: str |
     return found
 
 
-def slowdown(slow: Timing, fast: Timing) -> Ratio | None:
+def seconds_of(call: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    """The time of one call, including what it leaves to a GPU, whose calls return before they are done."""
+    wait = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
+    wait()
+    start = clock()
+    call()
+    wait()
+    return clock() - start
+
+
+def quickest(call: Callable[[], object], enough: float) -> float:
+    """The shortest time of up to three calls, so that one busy moment does not decide; stops at the first below `enough`."""
+    taken = [seconds_of(call)]
+    while len(taken) < 3 and taken[-1] > enough:
+        taken.append(seconds_of(call))
+    return min(taken)
+
+
+def slowdown(slow: Timing | None, fast: Timing | None) -> Ratio | None:
     """How many times longer `slow` takes than `fast`, from the ratios within the rounds that have both; None without any.
 
     A busy spell of the machine slows both alike.
     """
-    ratios = [a / b for a, b in zip(slow.samples, fast.samples, strict=False)]
+    ratios = [a / b for a, b in zip(slow.samples, fast.samples, strict=False)] if slow and fast else []
     return Ratio.of(ratios) if ratios else None
-
-
-def speedup_record(ratio: Ratio | None) -> dict[str, Any]:
-    """The ratio as a speedup for JSON."""
-    return {"speedup": ratio and ratio.median, "speedup_interval": ratio and (ratio.low, ratio.high)}
 
 
 def ranks(timings: Mapping[str, Timing]) -> dict[str, tuple[int, int]]:
@@ -125,16 +140,12 @@ def ranks(timings: Mapping[str, Timing]) -> dict[str, tuple[int, int]]:
     pairs together.
     """
     entered = {name: one for name, one in timings.items() if len(one.samples) >= LEAST_ROUNDS}
-
-    def is_ahead(fast: str, slow: str) -> bool:
-        ratio = slowdown(entered[slow], entered[fast])
-        return ratio is not None and ratio.low > 1
-
-    found = {}
-    for name in entered:
-        first = 1 + sum(is_ahead(other, name) for other in entered)
-        found[name] = first, len(entered) - sum(is_ahead(name, other) for other in entered)
-    return found
+    ratios = {(fast, slow): slowdown(entered[slow], entered[fast]) for fast in entered for slow in entered}
+    ahead = [pair for pair, ratio in ratios.items() if ratio is not None and ratio.low > 1]
+    return {
+        name: (1 + sum(slow == name for _, slow in ahead), len(entered) - sum(fast == name for fast, _ in ahead))
+        for name in entered
+    }
 
 
 def noise(timings: Mapping[str, Timing], baseline: str) -> dict[str, str]:
@@ -145,10 +156,10 @@ def noise(timings: Mapping[str, Timing], baseline: str) -> dict[str, str]:
     row count instead of its ratios.
     """
     timed = {name: one for name, one in timings.items() if one.samples}
-    spreads = {name: Ratio.of(one.samples) for name, one in timed.items()}
-    if baseline in timed:
-        base = timed.pop(baseline)
-        spreads |= {name: ratio for name, one in timed.items() if (ratio := slowdown(one, base)) is not None}
+    spreads = {
+        name: (slowdown(one, timed.get(baseline)) if name != baseline else None) or Ratio.of(one.samples)
+        for name, one in timed.items()
+    }
     widths = {name: one.high / one.low for name, one in spreads.items() if one.is_noisy}
     if baseline in widths:
         return dict.fromkeys(spreads, f"{TOO_NOISY}: {baseline} ×{widths[baseline]:.2f}")
@@ -157,16 +168,7 @@ def noise(timings: Mapping[str, Timing], baseline: str) -> dict[str, str]:
     return dict.fromkeys(spreads, f"{TOO_NOISY}: {len(widths)} of {len(spreads)} timings, up to ×{max(widths.values()):.2f}")
 
 
-def _time(name: str, call: Callable[[], object], tell: Callable[[str], None], clock: Callable[[], float]) -> float:
-    tell(name)
-    synchronise()
-    start = clock()
-    call()
-    synchronise()
-    return clock() - start
-
-
-def synchronise() -> None:
-    """Wait for the GPU if one has been used: its calls return before they are done."""
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+def slope(lengths: Sequence[int], values: Sequence[float | None]) -> float | None:
+    """The exponent a of value ≈ c·length^a, by least squares on logarithms; None with fewer than two measured lengths."""
+    points = [(log(n), log(value)) for n, value in zip(lengths, values, strict=True) if value is not None]
+    return linear_regression(*zip(*points, strict=True)).slope if len({x for x, _ in points}) > 1 else None

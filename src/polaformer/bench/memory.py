@@ -2,7 +2,7 @@
 
 The first two count tensors only. The third also includes what a native kernel allocates itself; it counts pages that were
 written to, and therefore not memory that was requested and never used. `probe` measures a contender in a separate process:
-`python -m polaformer.bench.memory` with a Question as JSON, which prints an Answer as JSON on its last line.
+`python -m polaformer.bench.memory` with the arguments of `answer` as JSON, which prints an Answer as JSON on its last line.
 """
 
 import ctypes
@@ -20,11 +20,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polaformer.bench.agreement import Pass, Shape, random_inputs
-from polaformer.bench.contenders import CONTENDERS, FOR_MEMORY, Contender
-from polaformer.bench.correctness import correctness
+from polaformer.bench.contenders import CONTENDERS, FOR_MEMORY
+from polaformer.bench.correctness import TOLERANCE, Pass, Shape, correctness, cut, random_inputs
 
-STATUS = Path("/proc/self/status")
 WARM_UP = 256  # tokens: everything is loaded, little is allocated
 ENVIRONMENT = {
     # The C library returns larger blocks as soon as they are freed, instead of keeping some of them for later.
@@ -78,43 +76,28 @@ def allocated_peak(call: Callable[[], object], device: str = "cpu") -> int:
 
 def resident_peak(call: Callable[[], object]) -> int | None:
     """The growth of the process's peak resident memory during the call in bytes; None where the system does not report it."""
-    if not STATUS.exists():
-        return None
     # Memory that the C library has kept after it was freed would serve the call without visible growth.
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)
     with suppress(OSError):  # where resetting the peak is forbidden, past peaks count too, and the growth is an upper bound
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-    before = _kilobytes(STATUS, "VmRSS")
+    before = _kilobytes("self/status", "VmRSS")
     kept = call()
-    after = _kilobytes(STATUS, "VmHWM")
+    after = _kilobytes("self/status", "VmHWM")
     del kept
-    return max(0, (after or 0) - (before or 0))
+    return None if before is None or after is None else max(0, after - before)
 
 
 def available_bytes() -> int | None:
     """Memory that a program can get without anything being swapped out; None where the system does not report it."""
-    try:
-        return _kilobytes(Path("/proc/meminfo"), "MemAvailable")
-    except OSError:  # not Linux
-        return None
+    return _kilobytes("meminfo", "MemAvailable")
 
 
-def _kilobytes(path: Path, name: str) -> int | None:
-    """A line "name: … kB" of a file, in bytes; None if it is missing."""
-    found = re.search(rf"^{name}:\s+(\d+) kB", path.read_text(encoding="utf-8"), flags=re.M)
-    return 1024 * int(found[1]) if found else None
-
-
-class Question(NamedTuple):
-    """What to measure; limit: the bytes that the process may request, so that the machine does not run out of memory."""
-
-    name: str
-    shape: Shape
-    device: str
-    threads: int | None
-    limit: int | None
+def _kilobytes(path: str, name: str) -> int | None:
+    """A line "name: … kB" of a file in /proc, in bytes; None if it is missing, as it is where the system is not Linux."""
+    with suppress(OSError):
+        found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc", path).read_text(encoding="utf-8"), flags=re.M)
+        return 1024 * int(found[1]) if found else None
+    return None
 
 
 class Answer(NamedTuple):
@@ -129,10 +112,15 @@ class Answer(NamedTuple):
     both_resident: int | None = None
     failed: str | None = None
 
+    @property
+    def correct(self) -> bool:
+        """Whether what was measured computes what it should."""
+        return self.failed is not None or (self.error is not None and self.error <= TOLERANCE)
 
-def probe(question: Question, *, seconds: float = 120.0) -> Answer:
-    """What a fresh process answers; if it dies or takes longer than `seconds`, the answer gives the reason."""
-    command = [sys.executable, "-m", "polaformer.bench.memory", json.dumps(question._asdict())]
+
+def probe(name: str, shape: Shape, device: str, threads: int | None, limit: int | None, *, seconds: float = 120.0) -> Answer:
+    """The `answer` of a fresh process; if it dies or takes longer than `seconds`, the answer gives the reason."""
+    command = [sys.executable, "-m", "polaformer.bench.memory", json.dumps([name, shape, device, threads, limit])]
     environment = os.environ | ENVIRONMENT
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
@@ -147,35 +135,33 @@ def probe(question: Question, *, seconds: float = 120.0) -> Answer:
     return Answer(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def answer(question: Question) -> Answer:
-    """Check that the contender is correct at a small shape, which also loads what it needs, then measure it."""
-    if question.threads is not None:
-        torch.set_num_threads(question.threads)
-    if question.limit is not None and sys.platform == "linux":
+def answer(name: str, shape: Shape, device: str, threads: int | None, limit: int | None) -> Answer:
+    """Check that the contender is correct at a small shape, which also loads what it needs, then measure it.
+
+    limit: the bytes that the process may request, so that the machine does not run out of memory.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if limit is not None and sys.platform == "linux":
         import resource
 
-        resource.setrlimit(resource.RLIMIT_DATA, (question.limit, question.limit))
-    contender = (CONTENDERS | FOR_MEMORY)[question.name]
-    batch, heads, tokens, width = question.shape
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    contender = (CONTENDERS | FOR_MEMORY)[name]
     try:
-        error = correctness(contender, (batch, heads, min(tokens, WARM_UP), width), question.device)
-        return _measured(contender, question, error)
+        error = correctness(contender, cut(shape, WARM_UP), device)
+        inputs, attention = random_inputs(shape, device=device), contender.build(shape)
+        passes = [Pass(attention, inputs, backward) for backward in (False, True)]
+        for one in passes if contender.is_compiled else ():
+            one()  # the compiler itself needs memory
+        resident = [resident_peak(one) if device == "cpu" else None for one in passes]
+        allocated = [allocated_peak(one, device) for one in passes]
+        given = sum(x.untyped_storage().nbytes() for x in inputs)
+        return Answer(error, given, saved_bytes(passes[1].recorded), allocated[0], resident[0], allocated[1], resident[1])
     except (MemoryError, RuntimeError) as problem:
         text = next(iter(str(problem).strip().splitlines()), type(problem).__name__)
         is_memory = isinstance(problem, MemoryError) or "memory" in text or "bad_alloc" in text
         return Answer(failed="out of memory" if is_memory else f"{type(problem).__name__}: {text}")
 
 
-def _measured(contender: Contender, question: Question, error: float) -> Answer:
-    inputs, attention = random_inputs(question.shape, device=question.device), contender.build(question.shape)
-    forward, both = (Pass(attention, inputs, backward) for backward in (False, True))
-    if contender.is_compiled:
-        forward(), both()  # the compiler itself needs memory
-    resident = [resident_peak(one) if question.device == "cpu" else None for one in (forward, both)]
-    allocated = [allocated_peak(one, question.device) for one in (forward, both)]
-    given = sum(x.untyped_storage().nbytes() for x in inputs)
-    return Answer(error, given, saved_bytes(both.recorded), allocated[0], resident[0], allocated[1], resident[1])
-
-
 if __name__ == "__main__":
-    print(json.dumps(answer(Question(**json.loads(sys.argv[1])))._asdict()))
+    print(json.dumps(answer(*json.loads(sys.argv[1]))._asdict()))

@@ -5,7 +5,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import timm
 import torch
@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from polaformer.attention import PolaAttention
 from polaformer.attention.layer.gate import LinearGate
 from polaformer.backbones import Backbone, create_model
-from polaformer.bench.contenders import COMPILED, compiled
-from polaformer.bench.measure import Ratio, Timing, slowdown, speedup_record
+from polaformer.bench.contenders import COMPILED, compiled, noting_failure
+from polaformer.bench.measure import quickest, slowdown
 from polaformer.bench.memory import saved_bytes
-from polaformer.bench.op import cannot_compile
 from polaformer.bench.published_layer import as_published
-from polaformer.bench.runner import Settings, Timed, quickest, skip_reason, time_in_turns
+from polaformer.bench.runner import Row, Settings, skip_reason, time_in_turns
 
 OURS, PUBLISHED, TWIN = "ours", "published form", "softmax twin"
 DEFAULTS = Settings(rounds=9, seconds=40.0)
@@ -36,18 +35,19 @@ TIMM |= {f"pvt_v2_b{number}": f"pvt_v2_b{number}" for number in range(6)}
 
 
 @dataclass(frozen=True)
-class ModelRow:
-    """What was measured of one model at one image size."""
+class ModelRow(Row):
+    """What was measured of one model at one image size; ratios are those of ours to it, or of its time to that of ours."""
 
-    batch: int
-    timing: Timing | None = None  # None if it is incorrect or was skipped
-    skipped: str | None = None  # why it was not timed although it is correct
+    batch: int = 1
     logits_error: float | None = None  # of ours and of the compiled form: relative difference from the published form …
     gradients_error: float | None = None  # … and that of the gradients of all parameters together, in a training step
-    saved_bytes: int | None = None
+    keys = (
+        *("correct", "skipped", "logits_error", "gradients_error", "images_per_second", "saved_bytes"),
+        *("timing", "speedup", "saved_ratio"),
+    )
 
     @property
-    def is_correct(self) -> bool:
+    def correct(self) -> bool:
         """Whether it agrees with the published form as far as they were compared."""
         found = ((self.logits_error, LOGITS_TOLERANCE), (self.gradients_error, GRADIENTS_TOLERANCE))
         return all(error is None or error <= tolerance for error, tolerance in found)  # NaN does not pass
@@ -55,37 +55,7 @@ class ModelRow:
     @property
     def images_per_second(self) -> float | None:
         """By the median."""
-        median = None if self.timing is None else self.timing.median
-        return self.batch / median if median else None
-
-    def as_record(self) -> dict[str, Any]:
-        """The row for JSON."""
-        record: dict[str, Any] = {"correct": self.is_correct, "skipped": self.skipped}
-        record |= {"logits_error": self.logits_error, "gradients_error": self.gradients_error}
-        record |= {"images_per_second": self.images_per_second, "saved_bytes": self.saved_bytes}
-        return record | ({} if self.timing is None else self.timing.as_record())
-
-
-class ModelResult(NamedTuple):
-    """Everything measured of one model at one image size."""
-
-    rows: dict[str, ModelRow]
-    notes: list[str]
-
-    def speedup(self, name: str) -> Ratio | None:
-        """How many times longer a rival takes than ours, from the rounds of its timing."""
-        rival, ours = self.rows[name].timing, self.rows[OURS].timing
-        return slowdown(rival, ours) if rival and ours else None
-
-    def saved_ratio(self, name: str) -> float | None:
-        """What ours saves for backward relative to the rival."""
-        rival, ours = self.rows[name].saved_bytes, self.rows[OURS].saved_bytes
-        return ours / rival if rival and ours else None
-
-    def as_record(self) -> dict[str, Any]:
-        """The result for JSON."""
-        ratios = {name: speedup_record(self.speedup(name)) | {"saved_ratio": self.saved_ratio(name)} for name in self.rows}
-        return {"rows": {name: row.as_record() | ratios[name] for name, row in self.rows.items()}, "notes": self.notes}
+        return self.batch / self.median if self.median else None
 
 
 def benchmark(
@@ -96,36 +66,44 @@ def benchmark(
     batch: int = 4,
     with_compiled: bool = False,
     **options: Any,
-) -> ModelResult:
-    """Ours against its rivals in turns, in float32: inference, or a training step (forward and backward).
+) -> tuple[dict[str, ModelRow], list[str]]:
+    """Rows of ours and its rivals in turns, in float32, and notes: inference, or a training step (forward and backward).
 
     First ours must agree with the same parameters computed as published. A model that would take longer than settings.seconds
     for one call, or more memory than is free, is skipped with the reason; all are if the timings are too noisy. options are
     further arguments of `create_model` for our models.
     """
-    train, device = settings.backward, settings.device
-    models = build(name, size, device=device, **options)
+    train, notes = settings.backward, list[str]()
+    models = build(name, size, device=settings.device, **options)
     generator = torch.Generator().manual_seed(0)
-    images = torch.randn(batch, cast(Backbone, models[OURS]).in_chans, size, size, generator=generator).to(device)
+    images = torch.randn(batch, cast(Backbone, models[OURS]).in_chans, size, size, generator=generator).to(settings.device)
     steps = {key: Step(model.train(train), images, train) for key, model in models.items()}
-    rows = {key: ModelRow(batch, skipped=step.skip_reason(settings)) for key, step in steps.items()}
-    rows[OURS] = _checked(rows[OURS], steps[OURS].of(2), steps[PUBLISHED].of(2))
-    notes: list[str] = []
+    rows = {}
+    for key, step in steps.items():
+        one = replace(step, images=images[:1])
+        needed = WHILE_BACKWARD * batch * one.saved_bytes() if train else 0
+        reason = skip_reason(needed, batch * quickest(one, settings.seconds / batch), settings)
+        rows[key] = ModelRow(batch=batch, skipped=reason)
+    few = [replace(steps[key], images=images[:2]) for key in (OURS, PUBLISHED)]
+    logits: float | None = _relative(*([one.logits()] for one in few))
+    gradients = _relative(*(one() for one in few)) if train else None
+    rows[OURS] = replace(rows[OURS], logits_error=logits, gradients_error=gradients)
     if with_compiled and rows[PUBLISHED].skipped is None:
         steps[COMPILED] = step = replace(steps[PUBLISHED], model=cast(nn.Module, compiled(steps[PUBLISHED].model)))
-        try:
+        with noting_failure(COMPILED, notes):
             step()  # compiles
             # Checked as it is timed: any other call would compile again.
-            rows[COMPILED] = _checked(ModelRow(batch), step, steps[PUBLISHED], with_logits=not train)
-        except RuntimeError as error:
-            notes.append(cannot_compile(COMPILED, error))
-    calls = {key: steps[key] for key, row in rows.items() if row.is_correct and row.skipped is None}
+            error = _relative(step(), steps[PUBLISHED]())
+            logits, gradients = (None, error) if train else (error, None)
+            rows[COMPILED] = replace(rows[PUBLISHED], logits_error=logits, gradients_error=gradients)
+    calls = {key: steps[key] for key, row in rows.items() if row.correct and row.skipped is None}
     saved = {key: step.saved_bytes() for key, step in calls.items()} if train else {}
-    found = time_in_turns(calls, OURS, settings)
+    rows = time_in_turns(calls, rows, OURS, settings)
     for key, row in rows.items():
-        one = found.get(key, Timed(skipped=row.skipped))
-        rows[key] = replace(row, timing=one.timing, skipped=one.skipped, saved_bytes=saved.get(key))
-    return ModelResult(rows, notes)
+        ratio = saved[OURS] / saved[key] if key in saved and OURS in saved and saved[key] else None
+        speedup = slowdown(row.timing, rows[OURS].timing)
+        rows[key] = replace(row, speedup=speedup, saved_bytes=saved.get(key), saved_ratio=ratio)
+    return rows, notes
 
 
 def build(name: str, size: int, *, device: str = "cpu", seed: int = 0, **options: Any) -> dict[str, nn.Module]:
@@ -155,9 +133,12 @@ class Step:
     images: Tensor
     train: bool
 
-    def __call__(self) -> object:
-        """The logits, or the gradients of all parameters."""
-        return self.gradients() if self.train else self.logits()
+    def __call__(self) -> Sequence[Tensor]:
+        """The logits, or the gradients of all trained parameters."""
+        if not self.train:
+            return [self.logits()]
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        return torch.autograd.grad(self.loss(), trained, materialize_grads=True)
 
     def logits(self) -> Tensor:
         """Those of all images, without an autograd graph."""
@@ -169,31 +150,9 @@ class Step:
         logits = self.model(self.images)
         return F.cross_entropy(logits, logits.new_zeros(len(logits), dtype=torch.long))
 
-    def gradients(self) -> Sequence[Tensor]:
-        """Those of all trained parameters."""
-        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        return torch.autograd.grad(self.loss(), trained, materialize_grads=True)
-
     def saved_bytes(self) -> int:
         """Bytes saved for the backward pass, without the weights, which stay anyway."""
         return saved_bytes(self.loss, apart_from=self.model.parameters())
-
-    def of(self, number: int) -> "Step":
-        """The same step with the first `number` images only."""
-        return replace(self, images=self.images[:number])
-
-    def skip_reason(self, settings: Settings) -> str | None:
-        """Why a call would take too long or more memory than is free, judging by one with one image; None if not."""
-        one, batch = self.of(1), len(self.images)
-        size = WHILE_BACKWARD * batch * one.saved_bytes() if self.train else 0
-        return skip_reason(size, batch * quickest(one, settings.seconds / batch), settings)
-
-
-def _checked(row: ModelRow, step: Step, published: Step, *, with_logits: bool = True) -> ModelRow:
-    """The row with how far the model is from the published form."""
-    logits = _relative([step.logits()], [published.logits()]) if with_logits else None
-    gradients = _relative(step.gradients(), published.gradients()) if step.train else None
-    return replace(row, logits_error=logits, gradients_error=gradients)
 
 
 def _relative(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:

@@ -1,154 +1,158 @@
 """The operator on each backend against its published form, linear attention and softmax, in one run.
 
-What is compared is defined in polaformer.bench.contenders.
+What is compared is defined in polaformer.bench.contenders. At single shapes all take turns; against the number of tokens they
+take turns at all lengths together, which shows where softmax departs from linear growth.
 
 # B batch, H heads, N queries and keys, D head width
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 
-from polaformer.bench.agreement import Pass, Shape, largest, random_inputs
-from polaformer.bench.contenders import SAFE, UNSAFE, YARDSTICK, Contender, working
-from polaformer.bench.correctness import correctness, correctness_at_length, cut
-from polaformer.bench.measure import Ratio, Timing, slowdown, speedup_record
+from polaformer.bench.contenders import SAFE, UNSAFE, YARDSTICK, Contender, noting_failure, working
+from polaformer.bench.correctness import TOLERANCE, Pass, Shape, correctness, correctness_at_length, cut, largest, random_inputs
+from polaformer.bench.measure import Ratio, Timing, measure, quickest, slowdown
 from polaformer.bench.memory import allocated_peak, saved_bytes
-from polaformer.bench.runner import Settings, Timed, quickest, skip_reason, time_in_turns
+from polaformer.bench.runner import Curve, Row, Settings, skip_reason, time_in_turns
+from polaformer.ops.polarity.operator import polarity_attention
 
-TOLERANCE = 1e-5  # of fp32 against float64; a correct implementation stays near 1e-6
 SGEMM, SGEMM_SIZE = "sgemm", 2048
 LEAST_FLOPS = 10**8  # per call: below it the cost of calls dominates, and a share of sgemm's rate means nothing
 DEFAULTS = Settings()
 BACKWARD = 3  # forward and backward take this many times the matmuls of forward; recomputation is not counted
+NUM_HEADS, WIDTH = 8, 32  # of time_at
 
 
 @dataclass(frozen=True)
-class Row:
-    """What was measured of one contender at one shape."""
+class OpRow(Row):
+    """What was measured of one contender at one shape; the baseline is the published form."""
 
-    error: float  # the worst relative difference from the reference, over the output and all gradients
-    timing: Timing | None = None  # None if the error was too large or the contender was skipped
-    speedup: Ratio | None = None  # over the published form, from the rounds of the timing
-    skipped: str | None = None  # why it was not timed although it is correct
     flops: int | None = None  # of one call, matmuls alone
+    fastest_over: Ratio | None = None  # how many times longer it takes than our fastest
     share_of_sgemm: float | None = None  # of the rate of a large matmul timed in the same rounds; best by best
-    saved_bytes: int | None = None  # for the backward pass
-    saved_ratio: float | None = None  # … relative to the published form
-
-    @property
-    def correct(self) -> bool:
-        """Whether it computes what it should."""
-        return self.error <= TOLERANCE  # an error of NaN does not pass
+    keys = ("correct", "error", "speedup", "timing", "skipped", "gflops", "share_of_sgemm", "saved_bytes", "saved_ratio")
 
     @property
     def gflops(self) -> float | None:
         """Billions of operations per second, at best."""
-        return _gflops(self.flops, self.timing)
-
-    def as_record(self) -> dict[str, Any]:
-        """The row for JSON."""
-        record: dict[str, Any] = {"correct": self.correct, "error": self.error} | speedup_record(self.speedup)
-        record |= {} if self.timing is None else self.timing.as_record()
-        record |= {"skipped": self.skipped, "gflops": self.gflops, "share_of_sgemm": self.share_of_sgemm}
-        return record | {"saved_bytes": self.saved_bytes, "saved_ratio": self.saved_ratio}
+        best = self.timing and self.timing.best
+        return None if best is None or self.flops is None else self.flops / best / 1e9
 
 
 class Result(NamedTuple):
     """Everything measured at one shape."""
 
-    rows: dict[str, Row]
+    rows: dict[str, OpRow]
     sgemm_gflops: float | None  # at best
     fastest: str | None  # of ours
-    fastest_over: dict[str, Ratio | None]  # how many times longer each of the others takes than our fastest
-    safe_over_unsafe: Ratio | None  # what safety costs: time with the shifts over time without them
     notes: list[str]
+
+    @property
+    def safe_over_unsafe(self) -> Ratio | None:
+        """What safety costs: time with the shifts over time without them."""
+        return slowdown(*(self.rows[name].timing if name in self.rows else None for name in (SAFE, UNSAFE)))
 
     def as_record(self) -> dict[str, Any]:
         """The result for JSON."""
-        over = {name: ratio and ratio.median for name, ratio in self.fastest_over.items()}
-        ratios = {"fastest_over": over, "safe_over_unsafe": self.safe_over_unsafe and self.safe_over_unsafe.median}
-        return self._asdict() | ratios | {"rows": {name: row.as_record() for name, row in self.rows.items()}}
-
-
-class Prepared(NamedTuple):
-    """Contenders after the checks and forecasts: what may be timed, and why the others may not."""
-
-    errors: dict[str, float]  # by name; without those that could not be compiled
-    skipped: dict[tuple[str, Shape], str]
-    passes: dict[tuple[str, Shape], Pass]
-    notes: list[str]
+        rows, over = ({name: row.as_record() for name, row in self.rows.items()}, self.safe_over_unsafe)
+        ratios = {name: row.fastest_over.median for name, row in self.rows.items() if row.fastest_over}
+        record = {"rows": rows, "sgemm_gflops": self.sgemm_gflops, "fastest": self.fastest, "fastest_over": ratios}
+        return {**record, "safe_over_unsafe": over and over.median, "notes": self.notes}
 
 
 def benchmark(shape: Shape, contenders: Mapping[str, Contender] | None = None, settings: Settings = DEFAULTS) -> Result:
-    """Check all contenders, then time the correct ones in turns.
+    """A row for each contender at the shape, by name: check all of them, then time the correct ones in turns.
 
     With the backward pass, also count the bytes saved for it. A contender that would take longer than settings.seconds for one
     call, or more memory than is free, is skipped with the reason; all are if the timings are too noisy.
     """
-    backward, device = settings.backward, settings.device
-    contenders = working(device, backward=backward)[0] if contenders is None else contenders
-    ready = prepare(contenders, [shape], settings)
-    passes = {name: one for (name, _), one in ready.passes.items()}
-    saved = {name: saved_bytes(one.recorded) for name, one in passes.items()} if backward else {}
-    flops = {name: (BACKWARD if backward else 1) * one.flops(shape) for name, one in contenders.items()}
-    calls: dict[str, Callable[[], object]] = dict(passes)
-    if passes and max(flops.values()) >= LEAST_FLOPS:
-        left, right = (torch.ones(SGEMM_SIZE, SGEMM_SIZE, device=device) for _ in range(2))
+    contenders = working(settings.device, backward=settings.backward)[0] if contenders is None else contenders
+    prepared, passes, notes = prepare(contenders, [shape], settings)
+    calls: dict[str, Callable[[], object]] = {name: one for (name, _), one in passes.items()}
+    saved = {name: saved_bytes(one.recorded) for (name, _), one in passes.items()} if settings.backward else {}
+    ratios = {name: size / saved[YARDSTICK] for name, size in saved.items() if YARDSTICK in saved}
+    flops = {name: (BACKWARD if settings.backward else 1) * one.flops(shape) for name, one in contenders.items()}
+    rows = {SGEMM: OpRow(flops=2 * SGEMM_SIZE**3)}
+    for (name, _), row in prepared.items():
+        rows[name] = replace(row, flops=flops[name], saved_bytes=saved.get(name), saved_ratio=ratios.get(name))
+    if calls and max(flops.values()) >= LEAST_FLOPS:
+        left, right = (torch.ones(SGEMM_SIZE, SGEMM_SIZE, device=settings.device) for _ in range(2))
         calls[SGEMM] = lambda: left @ right
-    found = time_in_turns(calls, YARDSTICK, settings)
-    rate = _gflops(2 * SGEMM_SIZE**3, found.pop(SGEMM, Timed()).timing)
-    rows = {}
-    for name, error in ready.errors.items():
-        one = found.get(name, Timed(skipped=ready.skipped.get((name, shape))))
-        gflops = _gflops(flops[name], one.timing)
-        share = gflops / rate if gflops and rate else None
-        ratio = saved[name] / saved[YARDSTICK] if name in saved and YARDSTICK in saved else None
-        rows[name] = Row(error, one.timing, one.speedup, one.skipped, flops[name], share, saved.get(name), ratio)
-    times = {name: row.timing for name, row in rows.items() if row.timing is not None and row.timing.samples}
-    ours = [name for name in times if contenders[name].is_ours]
-    fastest = min(ours, key=lambda name: times[name].median or 0.0, default=None)
-    over = {name: slowdown(one, times[fastest]) for name, one in times.items()} if fastest else {}
-    safety = slowdown(times[SAFE], times[UNSAFE]) if SAFE in times and UNSAFE in times else None
-    return Result(rows, rate, fastest, over, safety, ready.notes)
+    rows = time_in_turns(calls, rows, YARDSTICK, settings)
+    rate = rows.pop(SGEMM).gflops
+    ours = [name for name, row in rows.items() if row.median is not None and contenders[name].is_ours]
+    fastest = min(ours, key=lambda name: rows[name].median or 0.0, default=None)
+    for name, row in rows.items():
+        over = slowdown(row.timing, rows[fastest].timing) if fastest else None
+        share = row.gflops / rate if row.gflops and rate else None
+        rows[name] = replace(row, fastest_over=over, share_of_sgemm=share)
+    return Result(rows, rate, fastest, notes)
 
 
-def prepare(contenders: Mapping[str, Contender], shapes: Sequence[Shape], settings: Settings) -> Prepared:
-    """Check the contenders at all shapes, forecast what is worth trying, and compile and check again what will be timed."""
-    ready = Prepared({}, {}, {}, [])
-    errors, checked = ready.errors, {cut(shape) for shape in shapes}
+def time_lengths(lengths: Sequence[int], contenders: Mapping[str, Contender], settings: Settings) -> dict[str, Curve]:
+    """A curve of each contender, by name: check all of them, then time them at all lengths in turns.
+
+    Lengths are compared within a round, so that a busy spell of the machine affects all of them. A call
+    that would take longer than settings.seconds, or more memory than is free, is skipped with the reason.
+    """
+    shapes = [settings.shape(n) for n in sorted(set(lengths))]
+    rows, passes, _ = prepare(contenders, shapes, replace(settings, on_call=lambda _: None))
+    calls = {f"{name}, {shape[2]} tokens": one for (name, shape), one in passes.items()}
+    limits: dict[str, Any] = {"rounds": settings.rounds, "seconds": settings.seconds * len(shapes)}
+    timings = measure(calls, on_call=settings.on_call, **limits)
+    points: dict[str, dict[int, Row]] = {}
+    for (name, shape), row in rows.items():
+        points.setdefault(name, {})[shape[2]] = replace(row, timing=timings.get(f"{name}, {shape[2]} tokens"))
+    return {name: Curve(found) for name, found in points.items()}
+
+
+def time_at(length: int, *, rounds: int = 15, seconds: float = 6.0, seed: int = 0) -> dict[str, Timing]:
+    """One forward pass of "polarity" attention and one of "softmax" (SDPA), in turns, batch 1, fp32."""
+    q, k, v, power, _ = random_inputs((1, NUM_HEADS, length, WIDTH), seed=seed)
+    calls = {
+        "polarity": lambda: polarity_attention(q, k, v, power),
+        "softmax": lambda: F.scaled_dot_product_attention(q, k, v),
+    }
+    with torch.inference_mode():
+        return measure(calls, baseline="softmax", rounds=rounds, seconds=seconds)
+
+
+def prepare(
+    contenders: Mapping[str, Contender], shapes: Sequence[Shape], settings: Settings
+) -> tuple[dict[tuple[str, Shape], OpRow], dict[tuple[str, Shape], Pass], list[str]]:
+    """Rows without times, what is to be timed, both by name and shape, and a note for each that could not be compiled.
+
+    Checks the contenders at all shapes, forecasts what is worth trying, and compiles and checks again what will be timed.
+    """
+    errors: dict[str, float] = {}
+    passes: dict[tuple[str, Shape], Pass] = {}
+    reasons: dict[Shape, dict[str, str]] = {}
+    notes: list[str] = []
     for name, contender in contenders.items():
         settings.on_call(f"checking {name}")
-        try:
+        with noting_failure(name, notes) if contender.is_compiled else nullcontext():
+            checked = {cut(shape) for shape in shapes}
             errors[name] = largest(*(correctness(contender, shape, settings.device) for shape in checked))
-        except RuntimeError as error:
-            if not contender.is_compiled:
-                raise
-            ready.notes.append(cannot_compile(name, error))
     right = {name: contenders[name] for name, error in errors.items() if error <= TOLERANCE}
     for shape in shapes:
-        inputs, reasons = random_inputs(shape, device=settings.device), skip_reasons(right, shape, settings)
-        ready.skipped.update({(name, shape): reason for name, reason in reasons.items()})
-        for name in [name for name in right if name in errors and name not in reasons]:
+        inputs, reasons[shape] = random_inputs(shape, device=settings.device), skip_reasons(right, shape, settings)
+        for name in [name for name in right if name in errors and name not in reasons[shape]]:
             one = Pass(right[name].build(shape), inputs, settings.backward)
-            try:
+            with noting_failure(name, notes):
                 if right[name].is_compiled:
                     one()
-            except RuntimeError as error:
-                ready.notes.append(cannot_compile(name, error))
-                del errors[name]
-            else:
-                ready.passes[name, shape] = one
+                passes[name, shape] = one
+            if (name, shape) in passes:
                 errors[name] = largest(errors[name], correctness_at_length(right[name], one))
-    correct = {key: one for key, one in ready.passes.items() if errors.get(key[0], float("nan")) <= TOLERANCE}
-    return ready._replace(passes=correct)
-
-
-def cannot_compile(name: str, error: RuntimeError) -> str:
-    """What went wrong, in one line."""
-    return f"{name} is left out: it could not be compiled ({type(error).__name__}: {str(error).splitlines()[0]})"
+            else:
+                del errors[name]
+    rows = {(name, shape): OpRow(errors[name], skipped=reasons[shape].get(name)) for name in errors for shape in shapes}
+    return rows, {key: one for key, one in passes.items() if key in rows and rows[key].correct}, notes
 
 
 def skip_reasons(contenders: Mapping[str, Contender], shape: Shape, settings: Settings) -> dict[str, str]:
@@ -168,8 +172,3 @@ def skip_reasons(contenders: Mapping[str, Contender], shape: Shape, settings: Se
             found[name] = skip_reason(size, longer * quickest(one, settings.seconds / longer), settings)
     found |= {name: found.get(YARDSTICK) for name, one in contenders.items() if one.is_compiled}
     return {name: reason for name, reason in found.items() if reason is not None}
-
-
-def _gflops(flops: int | None, timing: Timing | None) -> float | None:
-    best = None if timing is None else timing.best
-    return None if best is None or flops is None else flops / best / 1e9

@@ -56,7 +56,13 @@ class PublishedLayer(nn.Module):
 
     def __init__(self, layer: PolaAttention) -> None:
         super().__init__()
-        _check(layer)
+        known = {
+            f"polarity {layer.core.polarity!r}": layer.core.polarity == "both",
+            f"a gate of kind {type(layer.gate).__name__}": layer.gate is None or isinstance(layer.gate, LinearGate),
+            f"a convolution of kind {type(layer.conv).__name__}": layer.conv is None or isinstance(layer.conv, nn.Conv2d),
+        }
+        for what in (what for what, is_known in known.items() if not is_known):
+            raise ValueError(f"as_published: a layer has {what}, which the authors' code does not have; use the defaults")
         self.num_heads, self.num_prefix_tokens, self.dim = layer.num_heads, layer.num_prefix_tokens, layer.dim
         self.core, self.qkv, self.proj, self.proj_drop = layer.core, layer.qkv, layer.proj, layer.proj_drop
         self.conv, self.key_reduction = layer.conv, layer.key_reduction
@@ -73,7 +79,8 @@ class PublishedLayer(nn.Module):
             scale = F.softplus(self.core.scale).flatten()  # (C,)
             q, k = q / scale, k / scale
         power = 1 + self.core.alpha * torch.sigmoid(self.core.power)
-        q, k, v = (self._split(one) for one in (q, k, v))
+        # (B, heads, N, D), copied
+        q, k, v = (one.unflatten(2, (self.num_heads, -1)).transpose(1, 2).contiguous() for one in (q, k, v))
         out = reference.published_polarity_attention(q, k, v, power, eps=self.core.eps)
         out = out.transpose(1, 2).reshape(x.shape)
         if self.conv is not None:
@@ -94,10 +101,6 @@ class PublishedLayer(nn.Module):
         k, v = F.linear(source, weight[dim:], None if bias is None else bias[dim:]).chunk(2, dim=-1)
         return q, k, v, gate
 
-    def _split(self, x: Tensor) -> Tensor:
-        """(B, N, C) to (B, heads, N, D), copied."""
-        return x.reshape(*x.shape[:2], self.num_heads, -1).permute(0, 2, 1, 3).contiguous()
-
     def _convolved(self, v: Tensor, grid: Grid) -> Tensor:
         """v (B, heads, n, D) to the convolution branch (B, N, C), zero for prefix tokens."""
         assert self.conv is not None
@@ -108,14 +111,3 @@ class PublishedLayer(nn.Module):
         images = cells.reshape(batch * self.num_heads, height, width, -1).permute(0, 3, 1, 2)  # (B·heads, D, H, W)
         out = self.conv(images).reshape(batch, self.dim, height * width).permute(0, 2, 1)
         return F.pad(out, (0, 0, self.num_prefix_tokens, 0)) if self.num_prefix_tokens else out
-
-
-def _check(layer: PolaAttention) -> None:
-    known = {
-        f"polarity {layer.core.polarity!r}": layer.core.polarity == "both",
-        f"a gate of kind {type(layer.gate).__name__}": layer.gate is None or isinstance(layer.gate, LinearGate),
-        f"a convolution of kind {type(layer.conv).__name__}": layer.conv is None or isinstance(layer.conv, nn.Conv2d),
-    }
-    wrong = [what for what, is_known in known.items() if not is_known]
-    if wrong:
-        raise ValueError(f"as_published: a layer has {wrong[0]}, which the authors' code does not have; use the defaults")

@@ -1,18 +1,16 @@
-"""What all benchmarks share: forecast whether a call is worth trying, time calls in turns, withhold noisy times."""
+"""What all benchmarks share: settings, rows and curves, the forecast whether a call is worth trying, and timing in turns."""
 
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import log2
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from polaformer.bench.measure import Ratio, Timing, measure, noise, ranks, slowdown, synchronise
+from polaformer.bench.correctness import TOLERANCE, Shape
+from polaformer.bench.measure import Ratio, Timing, measure, noise, ranks, slope, slowdown
 from polaformer.bench.memory import available_bytes
-
-
-def silent(name: str) -> None:
-    """Reports nothing about the call that starts."""
 
 
 @dataclass(frozen=True)
@@ -23,25 +21,103 @@ class Settings:
     rounds: int = 15  # at most, for each call
     seconds: float = 10.0  # per size, and the longest that a single call may take
     device: str = "cpu"
-    on_call: Callable[[str], None] = silent  # gets the name of each call before it starts, for progress bars
+    batch: int = 1  # these three at all lengths
+    num_heads: int = 4
+    width: int = 32
+    on_call: Callable[[str], None] = lambda _: None  # gets the name of each call before it starts, for progress bars
+
+    def shape(self, length: int) -> Shape:
+        """(B, H, N, D)."""
+        return self.batch, self.num_heads, length, self.width
 
 
-class Timed(NamedTuple):
-    """What timing one call found."""
+@dataclass(frozen=True)
+class Row:
+    """What was measured of one candidate at one size."""
 
-    timing: Timing | None = None
+    error: float | None = None  # the worst relative difference from the reference; None if there is none to compare with
+    timing: Timing | None = None  # None if it is incorrect or was skipped
     speedup: Ratio | None = None  # over the baseline, from the rounds of the timing
     rank: tuple[int, int] | None = None  # the best and the worst place it may have
-    skipped: str | None = None  # why the time is withheld
+    skipped: str | None = None  # why it has no time although it is correct
+    saved_bytes: int | None = None  # for the backward pass
+    saved_ratio: float | None = None  # … relative to the baseline
+    tolerance: ClassVar[float] = TOLERANCE
+    keys: ClassVar[Sequence[str]] = ()  # of the record; "speedup" brings its interval, "timing" what it consists of
+
+    @property
+    def correct(self) -> bool:
+        """Whether it computes what it should."""
+        return self.error is None or self.error <= self.tolerance  # an error of NaN does not pass
+
+    @property
+    def median(self) -> float | None:
+        """Seconds of one call."""
+        return self.timing and self.timing.median
+
+    def as_record(self) -> dict[str, Any]:
+        """The row for JSON."""
+        interval = self.speedup and (self.speedup.low, self.speedup.high)
+        parts = {"speedup": {"speedup": self.speedup and self.speedup.median, "speedup_interval": interval}}
+        parts["timing"] = self.timing.as_record() if self.timing else {}
+        return {key: one for name in self.keys for key, one in parts.get(name, {name: getattr(self, name)}).items()}
 
 
-def time_in_turns(calls: Mapping[str, Callable[[], object]], baseline: str, settings: Settings) -> dict[str, Timed]:
-    """The times of `calls` and their speedups over the baseline, by name; the reason instead for all if they are too noisy."""
-    limits: dict[str, Any] = {"rounds": settings.rounds, "seconds": settings.seconds, "on_call": settings.on_call}
-    timings = measure(calls, baseline=baseline, **limits) if calls else {}
+@dataclass(frozen=True)
+class Curve:
+    """What was measured of one candidate at each length."""
+
+    points: Mapping[int, Row]  # by length, ascending
+
+    @property
+    def error(self) -> float | None:
+        """The worst over all lengths that were checked."""
+        return next(iter(self.points.values())).error
+
+    @property
+    def correct(self) -> bool:
+        """Whether it computes what it should at every length."""
+        return all(point.correct for point in self.points.values())
+
+    def values(self, name: str) -> dict[int, Any]:
+        """One attribute of the points, by length."""
+        return {n: getattr(point, name) for n, point in self.points.items()}
+
+    def slope(self, name: str = "median") -> float | None:
+        """The exponent with which time grows, or another attribute."""
+        return slope(list(self.points), [value or None for value in self.values(name).values()])
+
+    @property
+    def doublings(self) -> list[Ratio | None]:
+        """How many times longer each length takes than the one before, per doubling; within rounds."""
+        found: list[Ratio | None] = []
+        for (few, quick), (many, slow) in pairwise(self.points.items()):
+            ratio, power = slowdown(slow.timing, quick.timing), 1 / log2(many / few)
+            found.append(ratio and Ratio(ratio.median**power, ratio.low**power, ratio.high**power, ratio.rounds))
+        return found
+
+    def as_record(self) -> dict[str, Any]:
+        """The curve for JSON."""
+        times = {str(n): point.timing and point.timing.as_record() for n, point in self.points.items()}
+        skipped = {str(n): point.skipped for n, point in self.points.items() if point.skipped}
+        shape = {"slope": self.slope(), "per_doubling": [one and one.median for one in self.doublings]}
+        return {"correct": self.correct, "error": self.error, **shape, "times": times, "skipped": skipped}
+
+
+AnyRow = TypeVar("AnyRow", bound=Row)
+
+
+def time_in_turns(
+    calls: Mapping[str, Callable[[], object]], rows: Mapping[str, AnyRow], baseline: str, settings: Settings
+) -> dict[str, AnyRow]:
+    """The rows with the times of `calls` and the speedups over the baseline; with the reason for all if they are too noisy."""
+    limits: dict[str, Any] = {name: getattr(settings, name) for name in ("rounds", "seconds", "on_call")}
+    timings, found = measure(calls, baseline=baseline, **limits), dict(rows)
     refused, places, base = noise(timings, baseline), ranks(timings), timings.get(baseline)
-    found = {name: Timed(one, slowdown(base, one) if base else None, places.get(name)) for name, one in timings.items()}
-    return found | {name: Timed(skipped=reason) for name, reason in refused.items()}
+    for name, one in timings.items():
+        times = {"timing": one, "speedup": slowdown(base, one), "rank": places.get(name)}
+        found[name] = replace(found[name], **({"skipped": refused[name]} if name in refused else times))
+    return found
 
 
 def skip_reason(size: float, seconds: float, settings: Settings, usable: float = 1.0) -> str | None:
@@ -53,17 +129,6 @@ def skip_reason(size: float, seconds: float, settings: Settings, usable: float =
     if free is not None and size > usable * free:
         return f"would need about {_rounded(size / 1e9)} GB of memory, {_rounded(usable * free / 1e9)} GB may be used"
     return f"would take about {_rounded(seconds)} s" if seconds > settings.seconds else None
-
-
-def quickest(call: Callable[[], object], enough: float) -> float:
-    """The shortest time of up to three calls, so that one busy moment does not decide; stops at the first below `enough`."""
-    taken: list[float] = []
-    while len(taken) < 3 and not (taken and taken[-1] <= enough):
-        start = time.perf_counter()
-        call()
-        synchronise()
-        taken.append(time.perf_counter() - start)
-    return min(taken)
 
 
 def _rounded(value: float) -> str:

@@ -2,19 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rich.table import Table
 
-from polaformer.cli.bench_options import Bench, Lengths, Report, Rounds
-from polaformer.cli.bench_tables import IN_BRACKETS, PASSES, cell, mebibytes, number, ratio_text, skipped_text, table
+from polaformer.cli.bench_options import Lengths, Report, Timed
+from polaformer.cli.bench_tables import IN_BRACKETS, PASSES, Columns, cell, mebibytes, number, ratio_text, skipped_text, table
 from polaformer.cli.errors import UsageError
-from polaformer.cli.output import busy_lines, counted, load, machine_lines, steps, threads_text
+from polaformer.cli.output import busy_lines, machine_lines, steps, threads_text
 from polaformer.errors import nearest
 
 if TYPE_CHECKING:
-    from polaformer.bench.attention import Point, Row
+    from polaformer.bench.attention import Mechanism, Point
 
 YARDSTICK = "softmax"
 KINDS = ("forward", "both", "saved")  # of memory, as polaformer.bench.attention calls them
@@ -24,18 +25,16 @@ EXPLAINED = (
     "`polaformer bench memory` measures that too.",
 )
 IN_FIGURE = "Memory: tensors of the forward pass, without what pola's native kernel allocates itself."
+SPEED = (
+    "how many times faster than softmax at the same length; more than 1: faster; {}. rank: best to worst place "
+    "that it may have at N = {}, at 95 % for each pair; none for fewer than 6 rounds. result: exact if it "
+    "is the mechanism's own formula, otherwise what it approximates. draws: random if each call draws new random numbers"
+)
+TIME = "of the same rounds as the ratios; in brackets how many. slope: a of time ∝ N^a, fitted to medians"
 
 
 @dataclass(frozen=True)
-class Mechanisms(Lengths):
-    """The options of what is compared."""
-
-    only: tuple[str, ...] = ()
-    """Mechanisms to compare, by default all; softmax, which they are compared with, is always included."""
-
-
-@dataclass(frozen=True)
-class BenchAttention(Bench, Rounds, Mechanisms):
+class BenchAttention(Timed, Lengths):
     """Compare all attention mechanisms: time and memory against the number of tokens.
 
     All of them take turns at each length, in one run, in float32. A number is shown only for a mechanism that agrees, output
@@ -50,6 +49,8 @@ class BenchAttention(Bench, Rounds, Mechanisms):
 
     lengths: tuple[int, ...] = (256, 1024, 4096, 16384)
     """Numbers of tokens to measure at."""
+    only: tuple[str, ...] = ()
+    """Mechanisms to compare, by default all; softmax, which they are compared with, is always included."""
     without: tuple[str, ...] = ()
     """Mechanisms to leave out; for instance --without kernelized synthesizer."""
     mode: Literal["forward", "both"] = "forward"
@@ -64,35 +65,30 @@ class BenchAttention(Bench, Rounds, Mechanisms):
         if not self.lengths:
             raise UsageError("--lengths is empty; give at least two, for instance --lengths 1024 4096")
         lengths = [shape[2] for shape in self.checked_shapes()]
-        self.check_common(self.rounds)
+        self.check_common()
         with steps({"loading PyTorch": 3.0}) as begin:
             begin("loading PyTorch")
-            load("polaformer.bench.attention")
+            self.load("polaformer.bench.attention")
         from polaformer.attention import names
-        from polaformer.bench.attention import Setup, compare
-        from polaformer.bench.machine import described
+        from polaformer.bench.attention import compare
 
-        self.check_device()
         compared = chosen(names(), self.only, self.without)
         calls = len(compared) * (1 + (self.rounds + 2) * len(lengths))
-        with described(self.threads) as machine, counted(calls, 1) as tell:
-            settings = (self.mode == "both", self.rounds, self.seconds, self.device, tell("lengths"))
-            rows = compare(lengths, compared, Setup(*settings, **self.sizes))
-        setting = f"{PASSES[self.mode]}, {self.setting}, {threads_text(machine)}"
+        found, machine = self.time(calls, {"lengths": partial(compare, lengths, compared)}, **self.sizes)
+        rows, setting = found["lengths"], f"{PASSES[self.mode]}, {self.setting}, {threads_text(machine)}"
 
         def draw(path: Path) -> None:
             from polaformer.analysis.attention_figures import save_mechanisms
 
             title = "\n".join([f"Time: {setting}.", IN_FIGURE, *busy_lines(machine)])
-            times = {name: row.medians for name, row in rows.items()}
-            save_mechanisms(path, times, {name: row.peaks("forward") for name, row in rows.items()}, title=title)
+            times = {name: row.values("median") for name, row in rows.items()}
+            save_mechanisms(path, times, {name: row.values("forward_bytes") for name, row in rows.items()}, title=title)
 
         record = {"command": "bench attention", "mode": self.mode, "device": self.device, **self.sizes, "lengths": lengths}
         records = {name: row.as_record() for name, row in rows.items()}
         record = {**record, "machine": machine, "notes": [" ".join(EXPLAINED)], "rows": records}
-        shown: list[Table | str] = [*_tables(rows, lengths, setting, self.mode), *EXPLAINED, *machine_lines(machine)]
-        skipped = {f"N = {n}": [row.points[n].skipped.get(self.mode) for row in rows.values()] for n in lengths}
-        return Report(record, shown, draw, all(row.correct for row in rows.values()), skipped)
+        shown = [*_tables(rows, lengths, setting), *EXPLAINED, *machine_lines(machine)]
+        return Report(record, shown, draw, {f"N = {n}": [row.points[n] for row in rows.values()] for n in lengths})
 
 
 def chosen(names: Sequence[str], only: Sequence[str], without: Sequence[str]) -> list[str]:
@@ -109,45 +105,37 @@ def chosen(names: Sequence[str], only: Sequence[str], without: Sequence[str]) ->
     return [name for name in names if (not only or name in (*only, YARDSTICK)) and name not in without]
 
 
-def _tables(rows: "dict[str, Row]", lengths: Sequence[int], setting: str, mode: str) -> list[Table]:
+def _tables(rows: "dict[str, Mechanism]", lengths: Sequence[int], setting: str) -> list[Table | str]:
     """Ratios, times and memory."""
-    columns = [f"N = {n}" for n in lengths]
 
-    def cells(row: "Row", text: "Callable[[Point], str]") -> list[str]:
-        found = [row.points[n] for n in lengths]
-        return [cell(text(one), correct=row.correct, skipped=one.skipped.get(mode), timing=one.timing) for one in found]
+    def columns(text: "Callable[[Point], str]") -> Columns:
+        return {f"N = {n}": partial(lambda n, row: text(row.points[n]), n) for n in lengths}
 
-    ratios, times, memory = {}, {}, {}
-    for name, row in rows.items():
-        rank = "–".join(str(place) for place in sorted(set(row.points[lengths[-1]].rank or ())))
-        result = "exact" if row.facts.approximates is None else f"for {row.facts.approximates}"
-        draws = "random" if row.facts.stochastic else ""
-        ratios[name] = [rank, *cells(row, lambda point: ratio_text(point.speedup)), row.facts.cost, result, draws]
-        times[name] = [*cells(row, _time), number(row.slope), f"{row.error:.1e}"]
-        slopes = " / ".join(number(row.memory_slope(kind)) or "–" for kind in KINDS) if row.correct else ""
-        memory[name] = [*(_memory_cell(row.points[n]) if row.correct else "incorrect" for n in lengths), slopes]
-    speed = (
-        f"how many times faster than softmax at the same length; more than 1: faster; {IN_BRACKETS}. rank: best to worst place "
-        f"that it may have at N = {lengths[-1]}, at 95 % for each pair; none for fewer than 6 rounds. result: exact if it "
-        "is the mechanism's own formula, otherwise what it approximates. draws: random if each call draws new random numbers"
-    )
-    time = "of the same rounds as the ratios; in brackets how many. slope: a of time ∝ N^a, fitted to medians"
+    def memory(point: "Point") -> str:
+        """Three numbers; or those that were measured, and why the others were not."""
+        there = [getattr(point, f"{kind}_bytes") for kind in KINDS]
+        texts = [mebibytes(size, ".3g" if size < 1000 * 2**20 else ".0f") for size in there if size is not None]
+        why = [skipped_text(reason) for reason in point.untried.values()][:1]
+        return " / ".join([*texts, *why]) if point.correct else "incorrect"
+
+    def time(point: "Point") -> str:
+        median = point.median
+        return cell(point, f"{1e3 * median:.4g} ({len(point.timing.samples)})" if median and point.timing else "–")
+
+    ratios: Columns = {
+        "rank": lambda row: "–".join(str(place) for place in sorted(set(row.points[lengths[-1]].rank or ()))),
+        **columns(lambda point: cell(point, ratio_text(point.speedup))),
+        "cost": lambda row: row.facts.cost,
+        "result": lambda row: "exact" if row.facts.approximates is None else f"for {row.facts.approximates}",
+        "draws": lambda row: "random" if row.facts.stochastic else "",
+    }
+    times = {**columns(time), "slope": lambda row: number(row.slope()), "error vs float64": lambda row: f"{row.error:.1e}"}
+    slopes = {
+        "slopes": lambda row: " / ".join(number(row.slope(f"{kind}_bytes")) or "–" for kind in KINDS) if row.correct else ""
+    }
     kinds = "Memory, MiB: forward / forward and backward / saved for backward"
-    slopes = "slopes: a of memory ∝ N^a for each of the three"
     return [
-        table(f"Speed relative to softmax, {setting}", ["rank", *columns, "cost", "result", "draws"], ratios, caption=speed),
-        table(f"Milliseconds, median, {setting}", [*columns, "slope", "error vs float64"], times, caption=time),
-        table(kinds, [*columns, "slopes"], memory, caption=slopes),
+        table(f"Speed relative to softmax, {setting}", ratios, rows, caption=SPEED.format(IN_BRACKETS, lengths[-1])),
+        table(f"Milliseconds, median, {setting}", times, rows, caption=TIME),
+        table(kinds, {**columns(memory), **slopes}, rows, caption="slopes: a of memory ∝ N^a for each of the three"),
     ]
-
-
-def _memory_cell(point: "Point") -> str:
-    """Three numbers; or those that were measured, and why the others were not."""
-    there = [mebibytes(size, ".3g" if size < 1000 * 2**20 else ".0f") for size in point.peaks.values()]
-    missing = [skipped_text(point.skipped[kind]) for kind in ("forward", "both") if kind not in point.peaks]
-    return " / ".join([*there, *missing[:1]])
-
-
-def _time(point: "Point") -> str:
-    timing = point.timing
-    return "–" if timing is None or timing.median is None else f"{1e3 * timing.median:.4g} ({len(timing.samples)})"

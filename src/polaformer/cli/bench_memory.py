@@ -1,12 +1,13 @@
 """`polaformer bench memory`: what a call needs, and what it saves for the backward pass, as ratios first."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from polaformer.cli.bench_options import Bench, Lengths, Report, Shape, Shapes, shape_text
+from polaformer.cli.bench_options import Bench, Lengths, Report, Shapes, shape_text
 from polaformer.cli.bench_tables import mebibytes, number, table
 from polaformer.cli.output import counted
 
@@ -48,83 +49,74 @@ class BenchMemory(Bench, Lengths, Shapes):
         """Check the options and measure."""
         shapes = self.checked_shapes(self.shapes)
         needs = "draws memory against the number of tokens; give --lengths too, for instance --lengths 1024 2048 4096"
-        self.check_common(figure_needs=None if self.lengths else needs)
+        self.check_common("" if self.lengths else needs)
         names, notes = self.contenders(self.without, for_memory=True)
         from polaformer.bench import memory
         from polaformer.bench.machine import fingerprint
 
-        found: dict[Shape, dict[str, Answer]] = {}
+        found: dict[str, dict[str, Answer]] = {}
         with counted(len(names), len(shapes)) as begin:
             for shape in shapes:
-                tell, found[shape] = begin(shape_text(shape)), {}
+                text = shape_text(shape)
+                tell, found[text] = begin(text), {}
                 for name in names:
                     tell(name)
                     free = memory.available_bytes() if self.device == "cpu" else None
-                    limit = None if free is None else free * 9 // 10
-                    question = memory.Question(name, shape, self.device, self.threads, limit)
-                    found[shape][name] = memory.probe(question, seconds=self.seconds)
+                    question = name, shape, self.device, self.threads, free and free * 9 // 10
+                    found[text][name] = memory.probe(*question, seconds=self.seconds)
         machine = fingerprint()
         record: dict[str, Any] = {"command": "bench memory", "device": self.device, "threads": self.threads}
         record |= {"machine": machine, "notes": [*notes, *self.saved_lines()], "shapes": []}
-        for shape, answers in found.items():
-            rows = {name: one._asdict() | {"correct": _is_correct(one)} for name, one in answers.items()}
+        for shape, answers in zip(shapes, found.values(), strict=True):
+            rows = {name: one._asdict() | {"correct": one.correct} for name, one in answers.items()}
             record["shapes"].append({"shape": shape, "rows": rows})
         where = f"\nMeasured on {machine['cpu']}, {machine['os']}, torch {machine['torch']}, Python {machine['python']}"
-        tables = [*(_ratios(*one) for one in found.items()), *(_absolutes(*one) for one in found.items())]
-        correct = all(_is_correct(one) for answers in found.values() for one in answers.values())
-        return Report(record, [*tables, *EXPLAINED, where, *notes], lambda path: self._draw(path, found), correct)
 
-    def _draw(self, path: Path, found: "dict[Shape, dict[str, Answer]]") -> None:
-        from polaformer.analysis.bench_figures import save_memory
+        def draw(path: Path) -> None:
+            from polaformer.analysis.bench_figures import save_memory
 
-        peak = "allocated" if self.device == "cuda" else "resident"
-        drawn = {
-            "saved": "saved for backward, including inputs",
-            f"forward_{peak}": f"forward, {peak} beyond the inputs",
-            f"both_{peak}": f"forward and backward, {peak}",
-        }
-        names = list(next(iter(found.values())))
-        panels = {
-            title: {name: {shape[2]: _value(rows[name], kind) for shape, rows in found.items()} for name in names}
-            for kind, title in drawn.items()
-        }
-        save_memory(path, panels, title=f"Memory of a call, {self.setting}")
+            peak = "allocated" if self.device == "cuda" else "resident"
+            drawn = {
+                "saved": "saved for backward, including inputs",
+                f"forward_{peak}": f"forward, {peak} beyond the inputs",
+                f"both_{peak}": f"forward and backward, {peak}",
+            }
+            lengths = dict(zip((shape[2] for shape in shapes), found.values(), strict=True))
+            panels = {
+                title: {name: {n: _value(rows[name], kind) for n, rows in lengths.items()} for name in names}
+                for kind, title in drawn.items()
+            }
+            save_memory(path, panels, title=f"Memory of a call, {self.setting}")
+
+        answers_of = {text: answers.values() for text, answers in found.items()}
+        return Report(record, [*_tables(found), *EXPLAINED, where, *notes], draw, answers_of)
 
 
-def _ratios(shape: Shape, answers: "dict[str, Answer]") -> Table:
+def _tables(found: "dict[str, dict[str, Answer]]") -> list[Table]:
+    """Ratios at all shapes, then absolute numbers."""
     from polaformer.bench.contenders import YARDSTICK
 
-    def ratio(one: "Answer", kind: str) -> str:
-        mine, other = _value(one, kind), _value(answers[YARDSTICK], kind)
+    def shown(kind: str, published: "Answer | None", one: "Answer") -> str:
+        """A number, or in the first column the reason why there is none."""
+        if one.failed is not None or not one.correct:
+            return (one.failed or "incorrect") if kind == "saved" else ""
+        mine, other = _value(one, kind), published and _value(published, kind)
+        if published is None:
+            return mebibytes(mine)
         return "" if mine is None or not other else f"{mine / other:.3g}"
 
-    rows = {name: _failure(one) or [ratio(one, kind) for kind in KINDS] for name, one in answers.items()}
-    title = f"Memory relative to the published form, shape {shape_text(shape)}"
     caption = "less than 1: less memory; shapes are batch,heads,tokens,head width"
-    return table(title, list(KINDS.values()), rows, caption=caption)
-
-
-def _absolutes(shape: Shape, answers: "dict[str, Answer]") -> Table:
-    given = next((one.inputs for one in answers.values() if one.inputs is not None), None)
-    inputs = "" if given is None else f"; inputs and gradient of the output: {mebibytes(given)}"
-    rows = {
-        name: [*(_failure(one) or [mebibytes(_value(one, kind)) for kind in KINDS]), number(one.error, ".1e")]
-        for name, one in answers.items()
-    }
-    return table(f"Shape {shape_text(shape)}, MiB{inputs}", [*KINDS.values(), "error vs float64"], rows)
-
-
-def _failure(one: "Answer") -> list[str]:
-    """Why nothing was measured, and empty cells; empty if something was."""
-    reason = one.failed or ("" if _is_correct(one) else "incorrect")
-    return [reason, *[""] * (len(KINDS) - 1)] if reason else []
+    ratios, absolutes = [], []
+    for shape, answers in found.items():
+        columns = {title: partial(shown, kind, answers[YARDSTICK]) for kind, title in KINDS.items()}
+        ratios.append(table(f"Memory relative to the published form, shape {shape}", columns, answers, caption=caption))
+        given = next((one.inputs for one in answers.values() if one.inputs is not None), None)
+        inputs = "" if given is None else f"; inputs and gradient of the output: {mebibytes(given)}"
+        columns = {title: partial(shown, kind, None) for kind, title in KINDS.items()}
+        error = {"error vs float64": lambda one: number(one.error, ".1e")}
+        absolutes.append(table(f"Shape {shape}, MiB{inputs}", columns | error, answers))
+    return ratios + absolutes
 
 
 def _value(one: "Answer", kind: str) -> int | None:
-    return None if _failure(one) else getattr(one, kind)
-
-
-def _is_correct(one: "Answer") -> bool:
-    from polaformer.bench.op import TOLERANCE
-
-    return one.failed is not None or (one.error is not None and one.error <= TOLERANCE)
+    return getattr(one, kind) if one.failed is None and one.correct else None

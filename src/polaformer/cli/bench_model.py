@@ -1,22 +1,20 @@
 """`polaformer bench model`: images per second of whole models, as ratios first."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.table import Table
 
-from polaformer.cli.bench_options import Bench, Report, Rounds
-from polaformer.cli.bench_tables import IN_BRACKETS, mebibytes, milliseconds, number, ratio_text, skipped_text, table
+from polaformer.cli.bench_options import Report, Timed
+from polaformer.cli.bench_tables import IN_BRACKETS, TIMES, Columns, mebibytes, number, ratio_text, skipped_text, table
 from polaformer.cli.errors import UsageError
-from polaformer.cli.output import busy_lines, counted, load, machine_lines, threads_text
+from polaformer.cli.output import busy_lines, load, machine_lines, threads_text
 from polaformer.errors import nearest
 
 if TYPE_CHECKING:
-    from polaformer.bench.model import ModelResult, ModelRow
-
-    Found = dict[tuple[str, int], ModelResult]  # by model and image size
+    from polaformer.bench.model import ModelRow
 
 SMALLEST, LARGEST = 32, 4096  # sides of an image in pixels
 ROWS = 4  # ours, the published form, the softmax twin, timm's
@@ -25,21 +23,7 @@ NOTE = "Parameters and images are random (seed 0), including our powers, scales 
 
 
 @dataclass(frozen=True)
-class Models:
-    """The options of what is compared."""
-
-    models: tuple[str, ...] = ("pola_swin_tiny", "pola_pvt_tiny", "pola_deit_tiny")
-    """Names of our models, separated by spaces; `polaformer models "pola_*"` lists them."""
-    sizes: tuple[int, ...] = (224,)
-    """Sides of the square images in pixels; a model is built for the size that it is timed at."""
-    batch: int = 4
-    """Images per batch."""
-    compile: bool = False
-    """Also time torch.compile of the published form; compiling takes a minute or more per model and is not timed."""
-
-
-@dataclass(frozen=True)
-class BenchModel(Bench, Rounds, Models):
+class BenchModel(Timed):
     """Time whole models against their published form, their softmax twins and timm's.
 
     All of them take turns in one run, in float32. Ours is timed only if it agrees with the same parameters computed by the
@@ -49,6 +33,14 @@ class BenchModel(Bench, Rounds, Models):
     Example: polaformer bench model --models pola_swin_tiny pola_pvt_tiny --sizes 224 448 --figure images.png
     """
 
+    models: tuple[str, ...] = ("pola_swin_tiny", "pola_pvt_tiny", "pola_deit_tiny")
+    """Names of our models, separated by spaces; `polaformer models "pola_*"` lists them."""
+    sizes: tuple[int, ...] = (224,)
+    """Sides of the square images in pixels; a model is built for the size that it is timed at."""
+    batch: int = 4
+    """Images per batch."""
+    compile: bool = False
+    """Also time torch.compile of the published form; compiling takes a minute or more per model and is not timed."""
     mode: Literal["inference", "train"] = "inference"
     """Inference alone, or a training step: forward and backward."""
     rounds: int = 9
@@ -60,32 +52,34 @@ class BenchModel(Bench, Rounds, Models):
     def measure(self) -> Report:
         """Check the options and measure."""
         self.check()
-        load("polaformer.bench.model")
-        self.check_device()
-        from polaformer.bench.machine import described
+        self.load("polaformer.bench.model")
         from polaformer.bench.model import benchmark
-        from polaformer.bench.runner import Settings
 
         cases = [(name, size) for name in dict.fromkeys(self.models) for size in sorted(set(self.sizes))]
-        settings = Settings(self.mode == "train", self.rounds, self.seconds, self.device)
         options: dict[str, Any] = {"batch": self.batch, "with_compiled": self.compile}
-        found: Found = {}
-        calls = (ROWS + self.compile) * (self.rounds + 2)
-        with described(self.threads) as machine, counted(calls, len(cases)) as begin:
-            for name, size in cases:
-                announced = replace(settings, on_call=begin(f"{name}, {size} pixels"))
-                found[name, size] = benchmark(name, announced, size=size, **options)
+        jobs = {f"{name}, {size} pixels": partial(benchmark, name, size=size, **options) for name, size in cases}
+        results, machine = self.time((ROWS + self.compile) * (self.rounds + 2), jobs)
+        found = {case: rows for case, (rows, _) in zip(cases, results.values(), strict=True)}
         setting = f"{STEPS[self.mode]}, batch {self.batch}, float32, {threads_text(machine)}"
         record: dict[str, Any] = {"command": "bench model", "mode": self.mode, "batch": self.batch, "device": self.device}
-        models = [{"model": name, "size": size} | result.as_record() for (name, size), result in found.items()]
-        tables = [_ratios(found, setting), *(_absolutes(*case, found[case], setting) for case in cases)]
-        notes = dict.fromkeys(note for result in found.values() for note in result.notes)
+        models = [
+            {"model": name, "size": size, "rows": {key: row.as_record() for key, row in rows.items()}, "notes": notes}
+            for (name, size), (rows, notes) in zip(cases, results.values(), strict=True)
+        ]
         record |= {"parameters": NOTE, "machine": machine, "models": models}
-        shown: list[Table | str] = [*tables, *machine_lines(machine), NOTE, *notes]
-        skipped = {f"{name}, {size} pixels": [row.skipped for row in one.rows.values()] for (name, size), one in found.items()}
-        correct = all(row.is_correct for result in found.values() for row in result.rows.values())
-        title = "\n".join([setting.capitalize(), *busy_lines(machine)])
-        return Report(record, shown, lambda path: _draw(path, found, title), correct, skipped)
+        notes = list(dict.fromkeys(note for _, notes in results.values() for note in notes))
+        shown: list[Table | str] = [*_tables(found, setting), *machine_lines(machine), NOTE, *notes]
+
+        def draw(path: Path) -> None:
+            from polaformer.analysis.bench_figures import save_images_per_second
+
+            panels: dict[str, dict[str, dict[int, float | None]]] = {}
+            for (name, size), rows in found.items():
+                for key, row in rows.items():
+                    panels.setdefault(name, {}).setdefault(_kind(key), {})[size] = row.images_per_second
+            save_images_per_second(path, panels, title="\n".join([setting.capitalize(), *busy_lines(machine)]))
+
+        return Report(record, shown, draw, {name: rows.values() for name, (rows, _) in results.items()})
 
     def check(self) -> None:
         """Raise UsageError for options that make no sense."""
@@ -104,62 +98,54 @@ class BenchModel(Bench, Rounds, Models):
         if unknown or not self.models:
             given = f"has {unknown[0]!r}; {nearest(unknown[0], known)}" if unknown else "is empty; "
             raise UsageError(f'--models {given}give names that `polaformer models "pola_*"` lists')
-        self.check_common(self.rounds, figure_needs=None if len(set(self.sizes)) > 1 else needs)
+        self.check_common("" if len(set(self.sizes)) > 1 else needs)
 
 
-def _draw(path: Path, found: "Found", title: str) -> None:
-    from polaformer.analysis.bench_figures import save_images_per_second
+def _tables(found: "dict[tuple[str, int], dict[str, ModelRow]]", setting: str) -> list[Table]:
+    """How much faster ours is than each, a row per model and size; then absolute numbers of each."""
+    rows = {f"{name}, {size}": {_kind(key): row for key, row in one.items()} for (name, size), one in found.items()}
+    labels = dict.fromkeys(key for one in rows.values() for key in one if key != "ours")
+    with_saved = any(row.saved_bytes for one in rows.values() for row in one.values())
 
-    panels: dict[str, dict[str, dict[int, float | None]]] = {}
-    for (name, size), result in found.items():
-        for key, row in result.rows.items():
-            panels.setdefault(name, {}).setdefault(_kind(key), {})[size] = row.images_per_second
-    save_images_per_second(path, panels, title=title)
+    def ratio(label: str, rows: "dict[str, ModelRow]") -> str:
+        if label not in rows:
+            return "none"
+        pair = [rows["ours"], rows[label]]
+        if not all(row.correct for row in pair):
+            return "incorrect"
+        reason = next((row.skipped for row in pair if row.skipped), None)
+        return skipped_text(reason) if reason else ratio_text(rows[label].speedup, "skipped")
 
+    def saved(label: str, rows: "dict[str, ModelRow]") -> str:
+        return number(rows[label].saved_ratio if label in rows else None)
 
-def _ratios(found: "Found", setting: str) -> Table:
-    """How much faster ours is than each, a row per model and size."""
-    labels = list(dict.fromkeys(_kind(key) for result in found.values() for key in result.rows if key != "ours"))
-    with_saved = any(row.saved_bytes for result in found.values() for row in result.rows.values())
-    columns = [*labels, *(f"bytes:\n{label}" for label in labels if with_saved)]
+    columns = {label: partial(ratio, label) for label in labels}
+    columns |= {f"bytes:\n{label}": partial(saved, label) for label in labels if with_saved}
     caption = f"how many times longer the other takes: more than 1, ours is faster; {IN_BRACKETS}"
     caption += "; bytes: what ours saves for backward (without weights) relative to the other" if with_saved else ""
-    rows = {}
-    for (name, size), result in found.items():
-        keys = {_kind(key): key for key in result.rows}
-        saved = [number(result.saved_ratio(keys[label]) if label in keys else None) for label in labels if with_saved]
-        rows[f"{name}, {size}"] = [*(_ratio(result, keys.get(label)) for label in labels), *saved]
-    return table(f"Speed of ours relative to each, {setting}", columns, rows, first="model, pixels", caption=caption)
+    title = f"Speed of ours relative to each, {setting}"
+    tables = [table(title, columns, rows, first="model, pixels", caption=caption)]
+    for (name, size), models in found.items():
+        has_saved = any(row.saved_bytes for row in models.values())
+        caption = "against published: relative difference of the logits" + (", of all gradients" if has_saved else "")
+        shown = {**COLUMNS, **(SAVED if has_saved else {})}
+        tables.append(table(f"{name} at {size} pixels, {setting}", shown, models, caption=caption))
+    return tables
 
 
-def _absolutes(name: str, size: int, result: "ModelResult", setting: str) -> Table:
-    with_saved = any(row.saved_bytes for row in result.rows.values())
-    columns = ["images/s", "median (ms)", "best (ms)", "rounds", "against published", *["saved (MiB)"] * with_saved]
-    caption = "against published: relative difference of the logits" + (", of all gradients" if with_saved else "")
-    rows = {}
-    for key, row in result.rows.items():
-        errors = ", ".join(f"{error:.1e}" for error in (row.logits_error, row.gradients_error) if error is not None)
-        rows[key] = [*_times(row), errors, *[mebibytes(row.saved_bytes)] * with_saved]
-    return table(f"{name} at {size} pixels, {setting}", columns, rows, caption=caption)
-
-
-def _ratio(result: "ModelResult", key: str | None) -> str:
-    if key is None:
-        return "none"
-    rows = [result.rows["ours"], result.rows[key]]
-    if not all(row.is_correct for row in rows):
+def _images(row: "ModelRow") -> str:
+    if not row.correct:
         return "incorrect"
-    reason = next((row.skipped for row in rows if row.skipped), None)
-    return skipped_text(reason) if reason else ratio_text(result.speedup(key), "skipped")
+    return skipped_text(row.skipped) if row.skipped else number(row.images_per_second) or "skipped"
 
 
-def _times(row: "ModelRow") -> Sequence[str]:
-    if not row.is_correct:
-        return "incorrect", "", "", ""
-    if row.skipped is not None:
-        return skipped_text(row.skipped), "", "", "0"
-    return number(row.images_per_second) or "skipped", *milliseconds(row.timing)
+def _errors(row: "ModelRow") -> str:
+    return ", ".join(f"{error:.1e}" for error in (row.logits_error, row.gradients_error) if error is not None)
 
 
 def _kind(key: str) -> str:
     return "timm's" if key.startswith("timm ") else key
+
+
+COLUMNS: Columns = {"images/s": _images, **TIMES, "against published": _errors}
+SAVED: Columns = {"saved (MiB)": lambda row: mebibytes(row.saved_bytes)}

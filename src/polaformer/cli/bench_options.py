@@ -1,24 +1,26 @@
-"""What the benchmark commands share: options, the checks of them, and how a report is drawn, printed and judged."""
+"""What the benchmark commands share: options, the checks of them, timing, and how a report is drawn, printed and judged."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from rich.table import Table
 
 from polaformer.cli.errors import INCORRECT, NOISY, UsageError
-from polaformer.cli.output import load, prepare_folder, print_all, print_json, print_line, steps
+from polaformer.cli.output import counted, load, prepare_folder, print_all, print_json, print_line, steps
 from polaformer.errors import nearest
 from polaformer.extras import require
 from polaformer.regular_files import writing
 
 if TYPE_CHECKING:
     from polaformer.bench.contenders import Contender
+    from polaformer.bench.runner import Settings
 
 Shape = tuple[int, int, int, int]  # batch, heads, tokens, head width
+Found = TypeVar("Found")
 SHAPES = ("4,4,3136,32", "8,3,196,64", "1,8,16384,32", "1,4,65536,64")
 WIDEST = 1024
 TENSORS = 16  # of a shape's size that are alive at the same time, about
@@ -30,8 +32,7 @@ class Report(NamedTuple):
     record: dict[str, Any]
     shown: Iterable[Table | str]
     draw: Callable[[Path], None]
-    correct: bool
-    skipped: Mapping[str, Sequence[str | None]] = {}  # the reasons, by table
+    rows: Mapping[str, Iterable[Any]]  # by table
 
 
 @dataclass(frozen=True)
@@ -69,26 +70,20 @@ class Lengths:
 
     def checked_shapes(self, shapes: Sequence[str] = SHAPES) -> list[Shape]:
         """The shapes as numbers, those of --lengths if given; raises UsageError for those that make no sense."""
-        if not self.lengths:
-            if not shapes:
-                raise UsageError("--shapes is empty; give at least one, for instance --shapes 4,4,3136,32")
-            return list(dict.fromkeys(_parse_shape(text) for text in shapes))
-        if tuple(shapes) != SHAPES:
-            raise UsageError("--shapes and --lengths were both given; give shapes, or lengths with --batch, --heads, --width")
-        lengths = sorted(set(self.lengths))
-        if len(lengths) < 2:
-            raise UsageError(f"--lengths is {lengths[0]}; a slope needs at least two different lengths, as in --lengths 64 128")
-        where = "--lengths with --batch, --heads and --width makes"
-        return [_checked_shape((self.batch, self.heads, n, self.width), where) for n in lengths]
-
-
-@dataclass(frozen=True)
-class Rounds:
-    """The options of benchmarks that time."""
-
-    mode: str
-    rounds: int = 30
-    """The most rounds in which each is timed."""
+        where, lengths = "--shapes has", sorted(set(self.lengths))
+        if lengths:
+            if tuple(shapes) != SHAPES:
+                raise UsageError(
+                    "--shapes and --lengths were both given; give shapes, or lengths with --batch, --heads, --width"
+                )
+            if len(lengths) < 2:
+                needs = "a slope needs at least two different lengths, as in --lengths 64 128"
+                raise UsageError(f"--lengths is {lengths[0]}; {needs}")
+            where = "--lengths with --batch, --heads and --width makes"
+            shapes = [shape_text((self.batch, self.heads, n, self.width)) for n in lengths]
+        if not shapes:
+            raise UsageError("--shapes is empty; give at least one, for instance --shapes 4,4,3136,32")
+        return list(dict.fromkeys(_checked_shape(text, f"{where} '{text}'") for text in shapes))
 
 
 @dataclass(frozen=True)
@@ -107,8 +102,10 @@ class Bench:
     """Print the result as JSON on stdout and nothing else there."""
 
     def run(self) -> int:
-        """Check the options, measure, draw and print; return the exit code."""
+        """Measure, draw and print; 0, or 1 if something is incorrect, or 75 if a table is too noisy, with why on stderr."""
         report = self.measure()
+        from polaformer.bench.measure import TOO_NOISY, WIDEST
+
         if self.figure is not None:
             with writing(f"--figure {self.figure}"):
                 report.draw(self.figure)
@@ -116,7 +113,16 @@ class Bench:
             print_json(report.record)
         else:
             print_all(*report.shown, *self.saved_lines())
-        return exit_code(report)
+        reasons = [(where, getattr(row, "skipped", None) or "") for where, rows in report.rows.items() for row in rows]
+        noisy = dict.fromkeys(f"{where} is {reason}" for where, reason in reasons if reason.startswith(TOO_NOISY))
+        if noisy:
+            print_line(
+                f"polaformer bench: {'; '.join(noisy)}. × is high over low of the interval of a median over rounds, "
+                f"and should be at most {WIDEST}; end other programs, or give more --rounds and --seconds",
+                stderr=True,
+            )
+        correct = all(row.correct for rows in report.rows.values() for row in rows)
+        return (NOISY if noisy else 0) if correct else INCORRECT
 
     def measure(self) -> Report:
         """Check the options and measure; raises UsageError before any work starts."""
@@ -126,26 +132,27 @@ class Bench:
         """Where the figure is, if there is one."""
         return [] if self.figure is None else [f"saved {self.figure.as_posix()}"]
 
-    def check_common(self, rounds: int = 1, *, figure_needs: str | None = None) -> None:
+    def check_common(self, figure_needs: str = "") -> None:
         """Raise UsageError for shared options that make no sense; figure_needs: what is missing for a figure."""
+        cores, rounds = os.cpu_count() or 1, getattr(self, "rounds", 1)
         if rounds < 1:
             raise UsageError(f"--rounds is {rounds}; give at least 1")
         if not (self.seconds > 0 and isfinite(self.seconds)):
             raise UsageError(f"--seconds is {self.seconds}; give a positive number")
-        cores = os.cpu_count() or 1
         if self.threads is not None and not 1 <= self.threads <= cores:
             raise UsageError(f"--threads is {self.threads}; give 1 to {cores}, or leave it out for torch's own choice")
         if self.figure is None:
             return
-        if figure_needs is not None:
+        if figure_needs:
             raise UsageError(f"--figure {self.figure} {figure_needs}")
         if self.figure.suffix != ".png":
             raise UsageError(f"--figure is {self.figure}; give the name of a PNG file, as in --figure {self.figure.stem}.png")
         require("train", "matplotlib")
         prepare_folder(self.figure.parent, "--figure")
 
-    def check_device(self) -> None:
-        """Raise UsageError for CUDA if there is no such device; PyTorch must be loaded already."""
+    def load(self, module: str) -> None:
+        """Load a module, and PyTorch with it; raises UsageError for CUDA if there is no such device."""
+        load(module)
         import torch
 
         if self.device == "cuda" and not torch.cuda.is_available():
@@ -162,33 +169,44 @@ class Bench:
         """
         with steps({"loading PyTorch": 3.0, "asking the backends": 3.0}) as begin:
             begin("loading PyTorch")
-            load("polaformer.bench.length")
+            self.load("polaformer.bench.op")
             from polaformer.bench.contenders import CONTENDERS, FOR_MEMORY, YARDSTICK, working
 
-            self.check_device()
             more = FOR_MEMORY if for_memory else {}
-            _check_without(without, [*CONTENDERS, *more], YARDSTICK)
+            names = [*CONTENDERS, *more]
+            for part in without:
+                if not any(part in name for name in names):
+                    hint = nearest(part, " ".join(names).replace("(", " ").replace(")", " ").split())
+                    among = f"{hint}there are: {'; '.join(names)}"
+                    raise UsageError(f"--without has {part!r}, which is not part of any name; {among}")
+                if part in YARDSTICK:
+                    raise UsageError(
+                        f"--without has {part!r}, but {YARDSTICK} is what the others are compared with; leave it in"
+                    )
             begin("asking the backends")  # one may be built now
             there, notes = working(self.device, backward=backward)
         return {name: one for name, one in (there | more).items() if not any(part in name for part in without)}, notes
 
 
-def exit_code(report: Report) -> int:
-    """0, or 1 if something is incorrect, or 75 if a table was too noisy, which is then reported on stderr."""
-    from polaformer.bench.measure import TOO_NOISY, WIDEST
+@dataclass(frozen=True)
+class Timed(Bench):
+    """The options of benchmarks that time."""
 
-    noisy = [
-        f"{where} is {reason}"
-        for where, reasons in report.skipped.items()
-        for reason in sorted({one for one in reasons if one and one.startswith(TOO_NOISY)})  # one at most
-    ]
-    if noisy:
-        print_line(
-            f"polaformer bench: {'; '.join(noisy)}. × is high over low of the interval of a median over rounds, "
-            f"and should be at most {WIDEST}; end other programs, or give more --rounds and --seconds",
-            stderr=True,
-        )
-    return (NOISY if noisy else 0) if report.correct else INCORRECT
+    mode: str = ""
+    rounds: int = 30
+    """The most rounds in which each is timed."""
+
+    def time(
+        self, calls: int, jobs: "Mapping[str, Callable[[Settings], Found]]", **sizes: Any
+    ) -> tuple[dict[str, Found], dict[str, Any]]:
+        """What each job finds, by name, and the machine; calls: about how many each of them makes; sizes: of the settings."""
+        from polaformer.bench.machine import described
+        from polaformer.bench.runner import Settings
+
+        settings = Settings(self.mode in ("both", "train"), self.rounds, self.seconds, self.device, **sizes)
+        with described(self.threads) as machine, counted(calls, len(jobs)) as begin:
+            found = {name: job(replace(settings, on_call=begin(name))) for name, job in jobs.items()}
+        return found, machine
 
 
 def shape_text(shape: Shape) -> str:
@@ -196,34 +214,17 @@ def shape_text(shape: Shape) -> str:
     return ",".join(str(size) for size in shape)
 
 
-def _check_without(without: Sequence[str], names: Sequence[str], kept: str) -> None:
-    """Raise UsageError unless each part is in some name and none is in `kept`, which the others are compared with."""
-    for part in without:
-        if not any(part in name for name in names):
-            hint = nearest(part, [word for name in names for word in name.replace("(", " ").replace(")", " ").split()])
-            raise UsageError(f"--without has {part!r}, which is not part of any name; {hint}there are: {'; '.join(names)}")
-        if part in kept:
-            raise UsageError(f"--without has {part!r}, but {kept} is what the others are compared with; leave it in")
-
-
-def _parse_shape(text: str) -> Shape:
+def _checked_shape(text: str, where: str) -> Shape:
     try:
-        batch, heads, tokens, width = (int(part) for part in text.split(","))
+        batch, heads, tokens, width = shape = tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise UsageError(
-            f"--shapes has {text!r}; give four integers separated by commas: batch,heads,tokens,head width, as in 4,4,3136,32"
-        ) from None
-    return _checked_shape((batch, heads, tokens, width), "--shapes has")
-
-
-def _checked_shape(shape: Shape, where: str) -> Shape:
-    *counts, width = shape
-    where = f"{where} '{shape_text(shape)}'"
-    if min(counts) < 1 or not 2 <= width <= WIDEST:
+        wanted = "four integers separated by commas: batch,heads,tokens,head width, as in 4,4,3136,32"
+        raise UsageError(f"{where}; give {wanted}") from None
+    if min(batch, heads, tokens) < 1 or not 2 <= width <= WIDEST:
         raise UsageError(f"{where}; batch, heads and tokens must be at least 1, the head width between 2 and {WIDEST}")
     needed = TENSORS * 4 * prod(shape)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else needed
     if needed > memory:
         sizes = f"needs about {needed / 1e9:.0f} GB, but this machine has {memory / 1e9:.0f} GB"
         raise UsageError(f"{where}, which {sizes}; give a smaller one")
-    return shape
+    return batch, heads, tokens, width

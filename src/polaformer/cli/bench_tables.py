@@ -1,38 +1,43 @@
 """How the benchmarks show what they found: cells with a number or the reason why there is none, and tables of them."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from polaformer.cli.output import new_table
 
 if TYPE_CHECKING:
-    from polaformer.bench.measure import Ratio, Timing
+    from polaformer.bench.measure import Ratio
+    from polaformer.bench.runner import Row
 
 PASSES = {"forward": "forward pass", "both": "forward and backward pass"}
 IN_BRACKETS = "in brackets the 95 % interval of the median over rounds, all rounds where there are fewer than 6"
+Columns = Mapping[str, Callable[[Any], str]]  # by title: the cell of a row
+TIMES: Columns = {
+    "median (ms)": lambda row: "" if not row.correct or row.skipped else number(row.median and 1e3 * row.median) or "skipped",
+    "best (ms)": lambda row: number(row.timing.best and 1e3 * row.timing.best) if row.timing else "",
+    "rounds": lambda row: "" if not row.correct else str(len(row.timing.samples) if row.timing else 0),
+}
 
 
-def table(
-    title: str, columns: Sequence[str], *sections: Mapping[str, Sequence[str]], first: str = "", caption: str | None = None
-) -> Table:
-    """A table with a row per name, the sections divided by lines; first: the title of the column of names."""
+def table(title: str, columns: Columns, *sections: Mapping[str, Any], first: str = "", caption: str | None = None) -> Table:
+    """A table with a line per row, by name, the sections divided by lines; first: the title of the column of names."""
     found = new_table(title, first, *columns, caption=caption)
     for section in sections:
         found.add_section()
-        for name, cells in section.items():
-            found.add_row(name, *cells)
+        for name, row in section.items():
+            found.add_row(name, *(text(row) for text in columns.values()))
     return found
 
 
-def cell(text: str, *, correct: bool, skipped: str | None, timing: "Timing | None") -> str:
+def cell(row: "Row", text: str) -> str:
     """The text, or why there is no number."""
-    if not correct:
+    if not row.correct:
         return "incorrect"
-    if skipped is not None:
-        return skipped_text(skipped)
-    return text if timing is None or timing.samples else f"skipped: one call took {timing.first:.1f} s"
+    if row.skipped is not None:
+        return skipped_text(row.skipped)
+    return text if row.timing is None or row.timing.samples else f"skipped: one call took {row.timing.first:.1f} s"
 
 
 def skipped_text(reason: str) -> str:
@@ -50,13 +55,6 @@ def ratio_text(ratio: "Ratio | None", missing: str = "–") -> str:
     return f"noisy: {interval}" if ratio.is_noisy else f"{ratio.median:.2f} ({interval})"
 
 
-def milliseconds(timing: "Timing | None") -> tuple[str, str, str]:
-    """Median, best and number of rounds."""
-    if timing is None or timing.median is None or timing.best is None:
-        return "skipped", "", "0"
-    return f"{1e3 * timing.median:.2f}", f"{1e3 * timing.best:.2f}", str(len(timing.samples))
-
-
 def number(value: float | None, form: str = ".2f") -> str:
     """The number, or an empty string."""
     return "" if value is None else format(value, form)
@@ -64,4 +62,4 @@ def number(value: float | None, form: str = ".2f") -> str:
 
 def mebibytes(size: int | None, form: str = ".4g") -> str:
     """Bytes in MiB, or an empty string."""
-    return "" if size is None else format(size / 2**20, form)
+    return number(None if size is None else size / 2**20, form)

@@ -53,13 +53,11 @@ class Demo:
         prepare_folder(self.out, "--out")
         load("polaformer.tasks.running", "polaformer.analysis.report", "polaformer.bench.machine")
         from polaformer.analysis.report import write_report
-        from polaformer.bench.machine import fingerprint, processor_use, share_of_others, using_threads
+        from polaformer.bench.machine import described
 
         # One compute thread: with more, they would spend these small steps waiting for each other.
-        with using_threads(1):
-            before = processor_use()
+        with described(threads=1) as machine:
             results = [self._train(name, attention) for name, attention in TWINS.items()]
-            machine = fingerprint() | {"used_by_others": share_of_others(before, processor_use())}
         report = self.out / "report.html"
         title = "PolaFormer and its softmax twin"
         write_report(report, title, results, lead=LEAD, command=f"polaformer demo --seed {self.seed}")

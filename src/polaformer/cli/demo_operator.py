@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from polaformer.analysis.sharpness import Sharpness
-    from polaformer.bench.agreement import Difference
-    from polaformer.bench.length import Point
+    from polaformer.bench.correctness import Difference
+    from polaformer.bench.measure import Timing
 
 DTYPES = ("float32", "float64")
 MAGNITUDES = (1.0, 1e-20, 1e20)
@@ -39,17 +39,17 @@ class Findings(NamedTuple):
     safety: "dict[float, dict[str, dict[str, Difference]]]"  # by magnitude, then by form, then by tensor
     images: "Tensor"  # (B, 8, 8)
     sharpness: "list[Sharpness]"
-    points: "list[Point]"
+    timings: "dict[int, dict[str, Timing]]"  # by length, then "polarity" and "softmax"
     machine: dict[str, Any]
 
     def times(self) -> tuple[list[int], dict[str, Sequence[float | None]], dict[str, float | None]]:
         """The lengths, the median seconds at each length by mechanism, and the exponents with which they grow."""
-        from polaformer.bench.length import slope
+        from polaformer.bench.measure import slope
 
-        lengths = [point.length for point in self.points]
+        lengths, timings = list(self.timings), self.timings.values()
         seconds: dict[str, Sequence[float | None]] = {
-            "polarity attention": [point.polarity.median for point in self.points],
-            "scaled_dot_product_attention": [point.softmax.median for point in self.points],
+            "polarity attention": [one["polarity"].median for one in timings],
+            "scaled_dot_product_attention": [one["softmax"].median for one in timings],
         }
         return lengths, seconds, {name: slope(lengths, medians) for name, medians in seconds.items()}
 
@@ -108,7 +108,7 @@ class DemoOperator:
 
     def _measure(self, begin: Callable[[str], None]) -> Findings:
         begin("loading PyTorch")
-        load("polaformer.bench.length", "polaformer.analysis", "sklearn.datasets", "matplotlib.backends.backend_agg")
+        load("polaformer.bench.op", "polaformer.analysis", "sklearn.datasets", "matplotlib.backends.backend_agg")
         agreement, safety = {}, {}
         for dtype in DTYPES:
             begin(f"agreement in {dtype}")
@@ -120,21 +120,21 @@ class DemoOperator:
         images, sharpness = _sharpness(self.seed)
         return Findings(agreement, safety, images, sharpness, *self._time(begin))
 
-    def _time(self, begin: Callable[[str], None]) -> "tuple[list[Point], dict[str, Any]]":
-        from polaformer.bench.length import time_at
+    def _time(self, begin: Callable[[str], None]) -> "tuple[dict[int, dict[str, Timing]], dict[str, Any]]":
         from polaformer.bench.machine import described
+        from polaformer.bench.op import time_at
 
-        points = []
+        timings = {}
         # Several threads wait for each other at every step; a single other program is then enough to spoil the curve.
         with described(threads=1) as machine:
             for length in sorted(set(self.lengths)):
                 begin(f"time at {length} tokens")
-                points.append(time_at(length, seed=self.seed))
-        return points, machine
+                timings[length] = time_at(length, seed=self.seed)
+        return timings, machine
 
     def _draw(self, findings: Findings) -> list[Path]:
         from polaformer.analysis import figures
-        from polaformer.bench.length import NUM_HEADS, WIDTH
+        from polaformer.bench.op import NUM_HEADS, WIDTH
 
         sharpness, times = self.out / "sharpness.png", self.out / "time.png"
         setting = f"Forward pass, batch 1, {NUM_HEADS} heads of width {WIDTH}, float32, {threads_text(findings.machine)}"
@@ -168,7 +168,7 @@ def _agreement(
     """How far a form is from the explicit N×M form in float64."""
     import torch
 
-    from polaformer.bench.agreement import differences, random_inputs
+    from polaformer.bench.correctness import differences, random_inputs
     from polaformer.ops.polarity import reference
     from polaformer.ops.polarity.operator import polarity_attention
 

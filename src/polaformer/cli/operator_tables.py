@@ -13,7 +13,7 @@ from polaformer.cli.demo_operator import POWER, QUERIES_AND_KEYS, SHAPE, Finding
 from polaformer.cli.output import machine_lines, new_table, print_all, threads_text
 
 if TYPE_CHECKING:
-    from polaformer.bench.agreement import Difference
+    from polaformer.bench.correctness import Difference
     from polaformer.bench.measure import Timing
 
 
@@ -41,7 +41,10 @@ def as_record(findings: Findings, seed: int) -> dict[str, Any]:
             {"mechanism": one.mechanism, "power": one.power, "entropy_nats": one.mean, "fraction_of_log_m": one.fraction}
             for one in findings.sharpness
         ],
-        "times": [point.as_record() for point in findings.points],
+        "times": [
+            {"length": length, "speedup": _speedup(one)} | {name: timing.as_record() for name, timing in one.items()}
+            for length, one in findings.timings.items()
+        ],
         "slopes": findings.times()[2],
     }
 
@@ -81,7 +84,7 @@ def _safety(findings: Findings) -> Table:
 
 
 def _worst_gradient(found: "dict[str, Difference]") -> float:
-    from polaformer.bench.agreement import worst
+    from polaformer.bench.correctness import worst
 
     return worst({name: one for name, one in found.items() if name != "output"})
 
@@ -104,7 +107,7 @@ def _sharpness(findings: Findings) -> Table:
 
 
 def _times(findings: Findings) -> Table:
-    from polaformer.bench.length import NUM_HEADS, WIDTH
+    from polaformer.bench.op import NUM_HEADS, WIDTH
 
     _, _, slopes = findings.times()
     grows = "; ".join(f"{name}: time ∝ N^{power:.2f}" for name, power in slopes.items() if power is not None)
@@ -116,10 +119,19 @@ def _times(findings: Findings) -> Table:
         "SDPA / polarity",
         caption=f"medians, taken in turns; SDPA: torch's scaled_dot_product_attention; fitted: {grows or 'too few lengths'}",
     )
-    for point in findings.points:
-        ratio = "" if point.speedup is None else f"{point.speedup:.2f}"
-        table.add_row(str(point.length), _milliseconds(point.polarity), _milliseconds(point.softmax), ratio)
+    for length, one in findings.timings.items():
+        speedup = _speedup(one)
+        ratio = "" if speedup is None else f"{speedup:.2f}"
+        table.add_row(str(length), *(_milliseconds(one[name]) for name in ("polarity", "softmax")), ratio)
     return table
+
+
+def _speedup(timings: "dict[str, Timing]") -> float | None:
+    """How many times longer softmax takes."""
+    from polaformer.bench.measure import slowdown
+
+    ratio = slowdown(timings["softmax"], timings["polarity"])
+    return ratio and ratio.median
 
 
 def _milliseconds(timing: "Timing") -> str:
