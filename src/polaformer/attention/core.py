@@ -3,8 +3,8 @@
 # B batch, H heads, N queries, M keys, D head width, F features
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,12 +21,13 @@ Size = Grid | None  # (height, width) of the queries
 Maps = dict[str, Tensor]  # by name, each (B, H, N, M)
 
 
-class LayerParts(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class LayerParts:
     """The parts of the layer and of the block that a mechanism is published with.
 
     gate, conv, kernel_size: arguments of AttentionLayer. key_positions: a table of positions is added to the keys.
     local_mlp: the block's MLP has a depthwise convolution.
-    core_options: arguments of the core that differ from its defaults in the published models.
+    core_options: names and values of the core's arguments that differ from its defaults in the published models.
     """
 
     gate: str | None = None
@@ -34,7 +35,7 @@ class LayerParts(NamedTuple):
     kernel_size: int = 5
     key_positions: bool = False
     local_mlp: bool = False
-    core_options: Mapping[str, Any] = {}
+    core_options: tuple[tuple[str, Any], ...] = ()
 
     def layer_options(self, tokens: int | Grid | None) -> dict[str, Any]:
         """The arguments of AttentionLayer for a native number of tokens, or for the (height, width) of their grid."""
@@ -42,7 +43,8 @@ class LayerParts(NamedTuple):
         return options | {"key_positions": tokens if self.key_positions else None}
 
 
-class Facts(NamedTuple):
+@dataclass(frozen=True)
+class Facts:
     """The properties of a mechanism. A core class declares them; an instance whose options change one has a modified copy.
 
     cost: how the time grows with the number of tokens: "linear", "n log n" or "quadratic".
@@ -51,7 +53,7 @@ class Facts(NamedTuple):
     cross: it supports cross-attention: queries and keys may be different tokens, also in different numbers.
     mixes_queries: the output of a query also depends on the other queries. Masked tokens are then excluded as queries too,
         except in cross-attention.
-    seeded: it draws a random pattern once, from its argument `seed`; the layers of a model get different seeds.
+    seeded: it draws a random pattern from its argument and attribute `seed`; the layers of a model get different seeds.
     sized_by: the arguments that size its parameters: "max_length" (number of tokens) and "max_keys" (number of keys).
     max_length, max_keys: the largest numbers of tokens and keys that an instance supports; None: any number.
     num_maps: the number of maps per head; None: one per channel.
@@ -62,6 +64,7 @@ class Facts(NamedTuple):
     """
 
     cost: str
+    _: KW_ONLY
     approximates: str | None = None
     stochastic: bool = False
     cross: bool = True

@@ -134,7 +134,7 @@ class BackboneConfig:
         shared: dict[str, Any] = {"qkv_bias": self.qkv_bias, "proj_drop": self.proj_drop_rate}
         if not self.in_windows(mechanism):
             published = facts(mechanism).published
-            shared |= published.core_options
+            shared |= dict(published.core_options)
             if "alpha" in option_names(mechanism):
                 shared["alpha"] = self.alpha
             if {published.conv, (self.attention_options or {}).get("conv")} & set(GRID_CONVOLUTIONS):

@@ -42,6 +42,9 @@ DRAWS = 3  # in the check of a stochastic mechanism
 USABLE = 0.8  # of the free memory: a forecast may be too low, and other programs grow too
 FORWARD, BOTH, SAVED = "forward", "both", "saved"  # inference; forward and backward; what is saved between the two
 PASSES = (FORWARD, BOTH)
+# The keys of the record's "facts", and the facts that they name.
+FACTS = {name: name for name in ("cost", "approximates", "stochastic", "cross")}
+FACTS |= {"together": "mixes_queries", "needs_length": "needs_length"}
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,8 @@ class Mechanism(Curve):
         slopes = {"time": self.slope()} | {kind: self.slope(f"{kind}_bytes") for kind in (FORWARD, BOTH, SAVED)}
         points = {str(n): point.as_record() for n, point in self.points.items()}
         found = {"correct": self.correct, "error": self.error, "slopes": slopes, "lengths": points}
-        return {"facts": self.facts._asdict(), **found}
+        known = {name: getattr(self.facts, fact) for name, fact in FACTS.items()}
+        return {"facts": known, **found}
 
 
 def build(name: str, length: int, settings: Settings, **options: Any) -> nn.Module:

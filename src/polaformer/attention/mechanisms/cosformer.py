@@ -11,6 +11,7 @@ Paper: cosFormer: Rethinking Softmax in Attention. Source: OpenNLPLab/cosFormer,
 # B batch, H heads, N queries, M keys, D head width
 """
 
+from dataclasses import replace
 from math import pi
 
 import torch
@@ -32,7 +33,7 @@ class CosformerCore(FeatureCore):
         if max_length is not None:
             check_integer(self.where, "max_length", max_length)
         self.max_length = max_length
-        self.facts = self.facts._replace(max_length=max_length)
+        self.facts = replace(self.facts, max_length=max_length)
 
     def check_call(self, q: Tensor, k: Tensor, bias: Tensor | None, cross: bool) -> None:
         """Raise ValueError for arguments that the mechanism does not support."""

@@ -18,6 +18,7 @@ did: masked tokens then count like any other.
 # B batch, H heads, N queries, M keys, D head width, S drawn keys per query, u selected queries
 """
 
+from dataclasses import replace
 from math import ceil, log
 
 import torch
@@ -48,7 +49,8 @@ class InformerCore(WideCore):
             check_integer(self.where, "factor", factor)
         check_flag(self.where, "as_published", as_published)
         self.factor, self.as_published = factor, as_published
-        self.facts = self.facts._replace(reads_masked=as_published)
+        if as_published:
+            self.facts = replace(self.facts, reads_masked=True)
 
     def attend_mixed(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, queries: Tensor | None) -> Tensor:
         """Outputs, (B, H, N, D)."""

@@ -12,6 +12,8 @@ Departs: Nyströmformer's code divides by √n instead of normalising.
 # B batch, H heads, N queries, M keys, D head width
 """
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from polaformer.arguments import check_flag
@@ -29,7 +31,8 @@ class LinearCore(FeatureCore):
         super().__init__(num_heads, head_dim)
         check_flag(self.where, "as_published", as_published)
         self.as_published = as_published
-        self.facts = self.facts._replace(reads_masked=as_published)
+        if as_published:
+            self.facts = replace(self.facts, reads_masked=True)
 
     def features(self, q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """φ(q) and φ(k)."""

@@ -13,6 +13,8 @@ published results are those of a fixed random E; with as_published=True it is a 
 # B batch, H heads, N queries, M keys, D head width, R rank
 """
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -35,7 +37,7 @@ class LinformerCore(WideCore):
         check_integer(self.where, "rank", rank)
         check_flag(self.where, "as_published", as_published)
         self.max_length, self.rank, self.as_published = max_length, rank, as_published
-        self.facts = self.facts._replace(max_length=max_length)
+        self.facts = replace(self.facts, max_length=max_length)
         projection = torch.randn(num_heads, rank, max_length) * STD
         if as_published:
             self.register_buffer("projection", projection)

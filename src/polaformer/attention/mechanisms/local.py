@@ -17,6 +17,8 @@ g·block + a is. The appended tokens count as unmasked; masked tokens keep their
 # B batch, H heads, N tokens, D head width, G blocks, S tokens per block
 """
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -35,7 +37,8 @@ class LocalCore(WideCore):
         check_integer(self.where, "block", block)
         check_flag(self.where, "as_published", as_published)
         self.block, self.as_published = block, as_published
-        self.facts = self.facts._replace(reads_masked=as_published)
+        if as_published:
+            self.facts = replace(self.facts, reads_masked=True)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Outputs, (B, H, N, D)."""

@@ -13,6 +13,7 @@ values (zeros: p = 1 + α/2, s = ln 2).
 # B batch, H heads, N queries, M keys, D head width
 """
 
+from dataclasses import replace
 from math import inf
 
 import torch
@@ -50,7 +51,7 @@ class PolaCore(nn.Module):
     facts = Facts(
         "linear",
         num_maps=2,
-        published=LayerParts(gate="linear", conv="depthwise", key_positions=True, core_options={"eps": 1e-6}),
+        published=LayerParts(gate="linear", conv="depthwise", key_positions=True, core_options=(("eps", 1e-6),)),
     )
 
     def __init__(
@@ -71,7 +72,7 @@ class PolaCore(nn.Module):
         self.num_heads, self.head_dim = num_heads, head_dim
         self.alpha, self.polarity, self.eps, self.backend = alpha, polarity, eps, backend
         if polarity != "both":
-            self.facts = self.facts._replace(num_maps=1, distributions=polarity != "subtract")
+            self.facts = replace(self.facts, num_maps=1, distributions=polarity != "subtract")
         self.power = nn.Parameter(torch.zeros(num_heads, head_dim))
         self.scale = nn.Parameter(torch.zeros(num_heads, head_dim)) if learn_scale else None
 

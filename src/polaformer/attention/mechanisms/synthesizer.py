@@ -13,6 +13,7 @@ uses this default variant; factorised R, R without the dot product, and "dense" 
 # B batch, H heads, N queries, M keys, D head width
 """
 
+from dataclasses import replace
 from math import sqrt
 
 import torch
@@ -34,7 +35,7 @@ class SynthesizerCore(WideCore):
         if max_keys is not None:
             check_integer(self.where, "max_keys", max_keys)
         self.max_length, self.max_keys = max_length, max_length if max_keys is None else max_keys
-        self.facts = self.facts._replace(max_length=self.max_length, max_keys=self.max_keys)
+        self.facts = replace(self.facts, max_length=self.max_length, max_keys=self.max_keys)
         self.synthetic = nn.Parameter(torch.empty(num_heads, self.max_length, self.max_keys))
         bound = sqrt(6 / (num_heads * (self.max_length + self.max_keys)))
         nn.init.uniform_(self.synthetic, -bound, bound)
