@@ -17,12 +17,15 @@ def check_integer(where: str, name: str, value: Any, least: int = 1) -> int:
     return number
 
 
-def check_number(where: str, name: str, value: Any, *, least: float = 0.0, below: float = inf, above: bool = False) -> None:
+def check_number(
+    where: str, name: str, value: Any, *, least: float = 0.0, below: float = inf, above: bool = False, hint: str = ""
+) -> None:
     """Raises ValueError unless the value is a number ≥ `least` (with above: > `least`) and < `below`."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not (least < value if above else least <= value) or not value < below:
         bound = "finite" if least == -inf else f"{'>' if above else '≥'} {least:g}"
-        raise ValueError(f"{where}: {name} is {value!r}; give a number {bound}{'' if below == inf else f' and < {below:g}'}")
+        bound += ("" if below == inf else f" and < {below:g}") + (f" ({hint})" if hint else "")
+        raise ValueError(f"{where}: {name} is {value!r}; give a number {bound}")
 
 
 def check_flag(where: str, name: str, value: Any) -> None:

@@ -3,6 +3,7 @@
 import inspect
 import math
 import re
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from torch.utils.flop_counter import flop_registry
 
 from oracle import relative_error
 from polaformer import attention
+from polaformer.attention.core import Facts
 from polaformer.attention.mechanisms.pola import POLARITIES
 
 HEADS, WIDTH, BATCH = 2, 4, 2
@@ -135,6 +137,25 @@ def test_facts_state_the_number_of_maps_and_whether_rows_are_distributions(name,
     sums = entries.sum(dim=-1)
     are_distributions = bool((entries >= 0).all() and (sums <= 1 + 1e-6).all() and sums.max() >= 1 - 1e-3)
     assert are_distributions == core.facts.distributions
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_facts_are_hashable_and_belong_to_the_class(name):
+    facts = attention.facts(name)
+    assert len({facts, replace(facts)}) == 1
+    with pytest.raises(FrozenInstanceError):
+        facts.cost = "free"
+    core = create(name)
+    own = {"max_length": core.facts.max_length, "max_keys": core.facts.max_keys}
+    assert core.facts == replace(facts, **own)
+    if not facts.needs_length and own["max_length"] is None:
+        assert core.facts is type(core).facts  # so that a subclass may declare others
+
+
+def test_facts_are_given_by_name():
+    """A fact that is added later must not change the meaning of those given before."""
+    with pytest.raises(TypeError):
+        Facts("linear", "softmax")
 
 
 def test_the_defaults_of_pola_attention_are_the_parts_it_is_published_with():

@@ -1,5 +1,6 @@
 """Mechanisms that attend through a few tokens: Nyström attention, Skyformer, Informer; each against its formula in loops."""
 
+from dataclasses import replace
 from math import ceil, log
 
 import pytest
@@ -8,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from oracle import relative_error
 from polaformer import attention
+from polaformer.attention.core import Facts
 
 HEADS, WIDTH = 3, 6
 # Few enough landmarks that the lengths below are not all plain softmax attention.
@@ -278,9 +280,10 @@ def test_draws_differ_between_calls_in_evaluation_too_and_repeat_with_the_seed(n
 
 
 def test_facts_and_settings_are_shown():
-    assert attention.facts("nystrom")[:5] == ("linear", "softmax", False, True, True)
-    assert attention.facts("skyformer")[:5] == ("linear", "kernelized", True, True, True)
-    assert attention.facts("informer")[:5] == ("n log n", "softmax", True, True, True)
+    nystrom = Facts("linear", approximates="softmax", mixes_queries=True, distributions=False)
+    assert attention.facts("nystrom") == nystrom
+    assert attention.facts("skyformer") == replace(nystrom, approximates="kernelized", stochastic=True)
+    assert attention.facts("informer") == Facts("n log n", approximates="softmax", stochastic=True, mixes_queries=True)
     assert not any(attention.facts(name).needs_length for name in ("nystrom", "skyformer", "informer"))
     assert "num_landmarks=4, iterations=6, as_published=False" in repr(create("nystrom"))
     assert "num_landmarks=5, gamma=0.1, iterations=6, as_published=False" in repr(create("skyformer"))

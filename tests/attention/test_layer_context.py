@@ -182,6 +182,15 @@ class MeanCore(torch.nn.Module):
         return {"mean": torch.full((*q.shape[:3], k.shape[2]), 1 / k.shape[2])}
 
 
+class CoreWithoutFacts(MeanCore):
+    facts = None
+
+
+def test_a_core_without_facts_is_refused():
+    with pytest.raises(TypeError, match=r"core CoreWithoutFacts does not declare its facts; give its class"):
+        AttentionLayer(12, 2, CoreWithoutFacts())
+
+
 def test_a_core_that_knows_no_cross_serves_without_a_context():
     layer, x = randomise(AttentionLayer(12, 2, MeanCore())).double(), tokens()
     assert layer(x).shape == x.shape

@@ -1,6 +1,7 @@
 """Names of models, and every argument that makes one."""
 
 import inspect
+from dataclasses import fields
 
 import pytest
 import torch
@@ -200,3 +201,33 @@ def test_create_model_has_the_documented_arguments():
         "drop_path_rate",
         "checkpoint",
     ]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_shows_its_arguments(name):
+    family = type(small(name))
+    shown = inspect.signature(family).parameters
+    assert set(shown) == {field.name for field in fields(family.config_type)}
+    assert shown["attention"].default == family.config_type.attention
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "message"),
+    [
+        ("pola_deit_tiny", {"alpha": -1}, r"^backbone: alpha is -1; give a number > 0 \(4 in the authors' models\)$"),
+        (
+            "pola_pvt_tiny",
+            {"img_size": 0},
+            r"^backbone: img_size is 0; give a number of pixels \(an integer ≥ 1\)",
+        ),
+        ("pola_pvt_v2_b0", {"patch_size": 0}, r"^backbone: patch_size is 0; give an integer ≥ 1$"),
+        (
+            "pola_swin_tiny",
+            {"depths": (1,)},
+            r"^backbone: depths is \(1,\), 1 value\(s\) for 4 stage\(s\); give one per stage",
+        ),
+    ],
+)
+def test_messages_about_arguments_begin_in_the_same_way(name, wrong, message):
+    with pytest.raises(ValueError, match=message):
+        polaformer.create_model(name, **wrong)

@@ -7,8 +7,9 @@ from torch import nn
 import polaformer
 from models import images, small
 from polaformer import attention
-from polaformer.attention import AttentionLayer, WindowAttention
+from polaformer.attention import AttentionLayer, WindowAttention, registry
 from polaformer.attention.layer.gate import MatrixGate
+from polaformer.attention.mechanisms.softmax import SoftmaxCore
 from polaformer.backbones.token_layout import TokenLayout
 
 FAMILIES = {
@@ -217,3 +218,31 @@ def test_reduced_keys_are_refused_by_what_relates_the_tokens_of_one_sequence():
     with pytest.raises(ValueError, match="reduction is 2, but queries and keys of 'angular' must be the same tokens"):
         small("pola_pvt_tiny", attention="angular", reductions=(2, 1, 1, 1))
     assert small("pola_pvt_tiny", attention="efficient", reductions=(2, 1, 1, 1))(images()).shape == (2, 5)
+
+
+class HalfTemperatureCore(SoftmaxCore):
+    """Another mechanism that attends in windows, with two maps."""
+
+    def weights(self, q, k, **options):
+        maps = super().weights(q, k, **options)
+        return {"first": maps["softmax"], "second": maps["softmax"].square()}
+
+
+def test_swin_attends_in_windows_with_any_mechanism_whose_facts_say_so(monkeypatch):
+    monkeypatch.setitem(registry._CORES, "tempered", HalfTemperatureCore)
+    torch.manual_seed(0)
+    options = {"attention": "linear,softmax,tempered,softmax", "attention_options": {"scale": 0.3}}
+    model = small("pola_swin_tiny", **options).double().eval()
+    layers = [stage.blocks[-1].attn for stage in model.stages]
+    assert [type(layer) for layer in layers] == [AttentionLayer, WindowAttention, WindowAttention, WindowAttention]
+    assert [type(layer.core) for layer in layers[1:]] == [SoftmaxCore, HalfTemperatureCore, SoftmaxCore]
+    assert [layer.core.scale for layer in layers[1:]] == [0.3, 0.3, 0.3]
+    layer, sizes = layers[2], [(9, 9), (2, 9), (9, 9)]
+    assert layer.shift > 0
+    x = torch.randn(3, 81, layer.dim, dtype=torch.float64)
+    maps = layer.maps(x, (9, 9), sizes=sizes)
+    assert list(maps) == ["first", "second"]
+    assert torch.equal(maps["second"], maps["first"].square())
+    for i, size in enumerate(sizes):
+        alone = layer.maps(x[i : i + 1], (9, 9), sizes=[size])["first"]
+        assert torch.allclose(maps["first"].unflatten(0, (3, -1))[i], alone, rtol=1e-9, atol=1e-12)

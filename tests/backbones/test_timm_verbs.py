@@ -172,3 +172,11 @@ def test_layer_wise_learning_rates_grow_towards_the_head(name):
     groups = [group_parameters(model, model.group_matcher(coarse=coarse), reverse=True) for coarse in (False, True)]
     parts = [len(set(numbers.values())) for numbers in groups]
     assert parts[0] == parts[1] if "deit" in name else parts[0] > parts[1]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_arguments_of_timm_itself_reach_timm(name):
+    model = timm.create_model(name, pretrained_strict=False, **SMALL[name])
+    assert "pretrained_strict" not in model.built_from
+    with pytest.raises(TypeError, match="unexpected keyword argument 'pretrained_stricd'"):
+        timm.create_model(name, pretrained_stricd=False, **SMALL[name])

@@ -75,7 +75,8 @@ def test_a_row_has_time_speedup_and_three_kinds_of_memory_at_every_length() -> N
     # Correctness of all before anything is measured.
     assert told[:4] == ["checking linear", "checking linformer", "checking softmax", "memory: linear, 16 tokens"]
     record = rows["linformer"].as_record()
-    assert record["facts"]["approximates"] == "softmax"
+    known = {"cost": "linear", "approximates": "softmax", "stochastic": False, "cross": True}
+    assert record["facts"] == known | {"together": False, "needs_length": True}
     assert record["lengths"]["32"]["time"]["rounds"] == 1
     assert record["lengths"]["32"]["forward_bytes"] > 0
 

@@ -69,7 +69,9 @@ def count_named(name: str, **options: Any) -> Counts:
 def count_rival(name: str, mechanism: str) -> Counts:
     """The counts of a model by name with another mechanism, as in the rows of the paper's tables."""
     model = MODELS[name]
-    return count_named(name, attention=with_mechanism(mechanism, len(model.attention), is_swin=issubclass(model.family, Swin)))
+    return count_named(
+        name, attention=with_mechanism(mechanism, model.config.num_stages, is_swin=issubclass(model.family, Swin))
+    )
 
 
 def is_reproduced(row: PaperRow, counts: Counts) -> tuple[bool, bool]:

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any, ClassVar
 
 from timm.models._features import feature_take_indices
@@ -35,6 +36,10 @@ class Backbone(nn.Module):
     pools: tuple[str, ...] = ("avg", "")
     translate: Callable[..., None]  # renames published parameters in a state dict, in place
     norm: nn.Module
+
+    def __init_subclass__(cls) -> None:
+        if "config_type" in cls.__dict__:
+            cls.__signature__ = signature(cls.config_type)  # type: ignore[attr-defined]
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()

@@ -18,6 +18,7 @@ from polaformer.ops.grid import Grid
 LETTERS = {"L": "pola", "S": "softmax"}  # the authors' letters for a stage: linear, softmax
 GRID_CONVOLUTIONS = ("depthwise", "deformable")  # those whose kernel is the model's `kernel_size`
 WINDOW_OPTIONS = ("gate", "gate_init")  # arguments of AttentionLayer that windows support
+WHERE = "backbone"
 
 
 class StageConfig(NamedTuple):
@@ -68,12 +69,11 @@ class BackboneConfig:
     has_windows: ClassVar[bool] = False  # whether mechanisms that can attend in windows do so
 
     def __post_init__(self) -> None:
-        where = type(self).__name__
         for name, least in (("patch_size", 1), ("in_chans", 1), ("num_classes", 0)):
-            check_integer(where, name, getattr(self, name), least)
+            check_integer(WHERE, name, getattr(self, name), least)
         for name in ("drop_rate", "proj_drop_rate", "drop_path_rate"):
-            check_number(where, name, getattr(self, name), below=1.0)
-        check_number(where, "alpha", self.alpha, above=True)
+            check_number(WHERE, name, getattr(self, name), below=1.0)
+        check_number(WHERE, "alpha", self.alpha, above=True, hint="4 in the authors' models")
         check_kernel(self.kernel_size)
         self._check_attention_options()
 
@@ -81,7 +81,7 @@ class BackboneConfig:
     def num_stages(self) -> int:
         """One per entry of `dims`."""
         if not isinstance(self.dims, Sequence) or isinstance(self.dims, str) or not self.dims:
-            raise ValueError(f"dims is {self.dims!r}; give the channels of each stage, such as (64, 128, 320, 512)")
+            raise ValueError(f"{WHERE}: dims is {self.dims!r}; give the channels of each stage, such as (64, 128, 320, 512)")
         return len(self.dims)
 
     @property
@@ -105,11 +105,12 @@ class BackboneConfig:
         found = tuple(values) if isinstance(values, Sequence) and not isinstance(values, str) else (values,) * self.num_stages
         if len(found) != self.num_stages:
             raise ValueError(
-                f"{name} is {values!r}, {len(found)} values for {self.num_stages} stages; give one per stage, or one for all"
+                f"{WHERE}: {name} is {values!r}, {len(found)} value(s) for {self.num_stages} stage(s); "
+                "give one per stage, or one for all"
             )
         kinds = int if integers else int | float
         if any(isinstance(value, bool) or not isinstance(value, kinds) or value <= 0 for value in found):
-            raise ValueError(f"{name} is {values!r}; give positive {'integers' if integers else 'numbers'}")
+            raise ValueError(f"{WHERE}: {name} is {values!r}; give positive {'integers' if integers else 'numbers'}")
         return found
 
     def stages(self) -> list[StageConfig]:
@@ -169,14 +170,14 @@ class BackboneConfig:
         if options is None:
             return
         if not isinstance(options, Mapping):
-            raise TypeError(f"attention_options is a {type(options).__name__}; give a mapping from argument names to values")
+            raise TypeError(f"{WHERE}: attention_options is {options!r}; give a mapping from argument names to values")
         supported = {key for name in mechanisms for key in self._supported_options(name)}
         supported |= {key for key in ("gate", "conv", "key_positions") if options.get(key, "") is None}  # any layer omits them
         refused = [f"{key}={value!r}" for key, value in options.items() if key not in supported]
         if refused:
             known = dict.fromkeys(key for name in mechanisms for key in self._known_options(name))
             raise TypeError(
-                f"attention_options has {', '.join(refused)}, which no stage supports; {', '.join(mechanisms)} here "
+                f"{WHERE}: attention_options has {', '.join(refused)}, which no stage supports; {', '.join(mechanisms)} here "
                 f"takes {', '.join(known)}{' (in windows: gate linear or None)' if self.has_windows else ''}"
             )
 
@@ -188,7 +189,7 @@ def stage_mechanisms(attention: str | Sequence[str], num_stages: int) -> tuple[s
         f"or {num_stages} of the letters L (pola) and S (softmax)"
     )
     if not isinstance(attention, str | Sequence):
-        raise ValueError(f"attention is {attention!r}; {allowed}")
+        raise ValueError(f"{WHERE}: attention is {attention!r}; {allowed}")
     if isinstance(attention, str):
         is_letters = len(attention) == num_stages and set(attention) <= set(LETTERS)
         parts = [LETTERS[letter] for letter in attention] if is_letters else [part.strip() for part in attention.split(",")]
@@ -197,11 +198,12 @@ def stage_mechanisms(attention: str | Sequence[str], num_stages: int) -> tuple[s
     unknown = [part for part in parts if part not in names()]
     if unknown:
         hint = nearest(str(unknown[0]), names())
-        raise ValueError(f"attention is {attention!r}: unknown mechanism {unknown[0]!r}; {hint}{allowed}")
+        raise ValueError(f"{WHERE}: attention is {attention!r}: unknown mechanism {unknown[0]!r}; {hint}{allowed}")
     if len(parts) == 1:
         parts = parts * num_stages
     if len(parts) != num_stages:
-        raise ValueError(f"attention is {attention!r}, which names {len(parts)} mechanisms for {num_stages} stages; {allowed}")
+        numbers = f"{len(parts)} mechanism(s) for {num_stages} stage(s)"
+        raise ValueError(f"{WHERE}: attention is {attention!r}, which names {numbers}; {allowed}")
     return tuple(parts)
 
 
@@ -209,5 +211,5 @@ def as_grid(name: str, size: Any) -> Grid:
     """A size given as a number or as (height, width); raises unless both are positive integers."""
     pair = tuple(size) if isinstance(size, Sequence | torch.Size) and not isinstance(size, str) else (size, size)
     if len(pair) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in pair):
-        raise ValueError(f"{name} is {size!r}; give an integer number of pixels, or (height, width)")
+        raise ValueError(f"{WHERE}: {name} is {size!r}; give a number of pixels (an integer ≥ 1), or (height, width)")
     return pair[0], pair[1]

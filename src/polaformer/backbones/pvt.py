@@ -78,8 +78,9 @@ class PVT(Pyramid):
     def __init__(self, **options: Any) -> None:
         config = PVTConfig(**options)
         super().__init__(config)
-        reduced = zip(config.stages(), config.key_reductions(), strict=True)
-        stages = [PVTStage(stage, pvt_blocks(config, stage, reduction)) for stage, reduction in reduced]
+        stages, reductions = [], config.key_reductions()
+        for i, stage in enumerate(config.stages()):
+            stages.append(PVTStage(stage, pvt_blocks(config, stage, reductions[i])))
         self.norm = UnusedNorm(stages[-1].dim, eps=NORM_EPS)
         self.add_stages(config, stages, NORM_EPS)
         self.apply(initialise_linear)

@@ -57,8 +57,9 @@ class PVTv2(Pyramid):
     def __init__(self, **options: Any) -> None:
         config = PVTConfig(**options)
         super().__init__(config)
-        reduced = zip(config.stages(), config.key_reductions(), strict=True)
-        stages = [PVTv2Stage(stage, pvt_blocks(config, stage, reduction, local_mlp=True)) for stage, reduction in reduced]
+        stages, reductions = [], config.key_reductions()
+        for i, stage in enumerate(config.stages()):
+            stages.append(PVTv2Stage(stage, pvt_blocks(config, stage, reductions[i], local_mlp=True)))
         self.norm = nn.Identity()
         self.add_stages(config, stages, NORM_EPS)
         self.apply(initialise_linear)

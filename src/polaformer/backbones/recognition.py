@@ -54,7 +54,7 @@ def recognise(state: Mapping[str, Any]) -> dict[str, Any] | None:
     """The arguments of `create_model` for the model that the state dict fits exactly, or None."""
     num_classes = num_classes_of(state)
     num_blocks = sum(key.endswith(".norm1.weight") for key in state)
-    for name in (name for name, variant in MODELS.items() if variant.num_blocks == num_blocks):
+    for name in (name for name, variant in MODELS.items() if sum(variant.config.per_stage("depths")) == num_blocks):
         with torch.device("meta"):
             model = create_model(name, num_classes=num_classes)
         assert isinstance(model, Backbone)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from polaformer.backbones import deit, pvt, pvt_v2, swin
 from polaformer.backbones.backbone import Backbone
+from polaformer.backbones.config import BackboneConfig
 from polaformer.backbones.deit import DeiT
 from polaformer.backbones.fitting import fit_state_dict
 from polaformer.backbones.loading import load_weights, unwrapped
@@ -41,23 +42,11 @@ class Variant(NamedTuple):
     options: dict[str, Any]
 
     @property
-    def img_size(self) -> int:
-        """The native size in pixels."""
-        return self.options.get("img_size", 224)
-
-    @property
-    def num_blocks(self) -> int:
-        """The number of blocks in all stages."""
-        depths = self.options.get("depths", 12)
-        return depths if isinstance(depths, int) else sum(depths)
-
-    @property
-    def attention(self) -> tuple[str, ...]:
-        """The mechanism of each stage."""
-        return self.family.config_type(**self.options).mechanisms
+    def config(self) -> BackboneConfig:
+        """The arguments, and the defaults of the family."""
+        return self.family.config_type(**self.options)
 
 
-_TIMM_ARGUMENTS = ("features_only", "out_indices", "feature_cls", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
 _FAMILIES: dict[str, tuple[type[Backbone], dict[str, dict[str, Any]]]] = {
     "deit": (DeiT, deit.VARIANTS),
     "pvt": (PVT, pvt.VARIANTS),
@@ -119,7 +108,9 @@ def build(name: str, *, pretrained: bool = False, **options: Any) -> nn.Module:
     variant = MODELS[name]
     arguments = variant.options | options
     overlay = dict(arguments.pop("pretrained_cfg_overlay", None) or {})
-    config = variant.family.config_type(**{key: value for key, value in arguments.items() if key not in _TIMM_ARGUMENTS})
+    names = {field.name for field in fields(variant.family.config_type)}
+    settings = {key: value for key, value in arguments.items() if key in names}  # the rest is timm's
+    config = variant.family.config_type(**settings)
     model = build_model_with_cfg(
         variant.family,
         name,
@@ -130,19 +121,18 @@ def build(name: str, *, pretrained: bool = False, **options: Any) -> nn.Module:
         **arguments,
     )
     inner = cast(Backbone, unwrapped(model))
-    inner.built_from = {"name": name} | {key: value for key, value in arguments.items() if key not in _TIMM_ARGUMENTS}
-    inner.built_from |= {"num_classes": inner.num_classes, "in_chans": inner.in_chans}
+    inner.built_from = {"name": name} | settings | {"num_classes": inner.num_classes, "in_chans": inner.in_chans}
     return model
 
 
 def _default_cfg(variant: Variant) -> dict[str, Any]:
-    size, last = variant.img_size, variant.family.config_type(**variant.options).stages()[-1]
+    config = variant.config
     return {
         "num_classes": 1000,
-        "input_size": (3, size, size),
-        "pool_size": last.grid,
+        "input_size": (3, *config.grid),
+        "pool_size": config.stages()[-1].grid,
         # The authors evaluate at 224 from images of 256×256, and at 384 from images of that size.
-        "crop_pct": 0.875 if size == 224 else 1.0,
+        "crop_pct": 0.875 if config.img_size == 224 else 1.0,
         "crop_mode": "squash",
         "interpolation": "bicubic",
         "mean": IMAGENET_DEFAULT_MEAN,
@@ -165,7 +155,7 @@ def check_name(name: str) -> None:
 
 
 def _check_options(name: str, options: dict[str, Any]) -> None:
-    known = [*(field.name for field in fields(MODELS[name].family.config_type)), *_TIMM_ARGUMENTS[:2]]
+    known = [*(field.name for field in fields(MODELS[name].family.config_type)), "features_only", "out_indices"]
     unknown = [option for option in options if option not in known]
     if not isinstance(options.get("features_only", False), bool):
         raise TypeError(f"create_model: features_only is {options['features_only']!r}; give True or False")

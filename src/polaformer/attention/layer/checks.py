@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from polaformer.arguments import check_choice, check_integer, check_number
-from polaformer.attention.core import Core
+from polaformer.attention.core import Core, Facts
 from polaformer.attention.layer.gate import GATE_INITS, GATES
 from polaformer.attention.layer.value_convolution import CONVOLUTIONS
 from polaformer.ops.grid import Grid
@@ -25,6 +25,11 @@ def check_core(core: Core, dim: int, num_heads: int) -> None:
     """Raises unless the core has the layer's heads."""
     if not isinstance(core, nn.Module) or not hasattr(core, "weights"):
         raise TypeError(f"attention layer: core is a {type(core).__name__}; create one by polaformer.attention.create")
+    if not (hasattr(core, "facts") and isinstance(core.facts, Facts)):
+        raise TypeError(
+            f"attention layer: core {type(core).__name__} does not declare its facts; give its class an attribute "
+            'facts = polaformer.attention.core.Facts("linear" or "quadratic", …)'
+        )
     if (core.num_heads, core.head_dim) != (num_heads, dim // num_heads):
         raise ValueError(
             f"attention layer: the core has {core.num_heads} heads of width {core.head_dim}, but dim {dim} and {num_heads} "

@@ -3,20 +3,21 @@
 # B batch, N = H·W tokens, C channels, w side of a window, L = w·w tokens per window, n windows per image
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from math import isqrt
 
 import torch
 from torch import Tensor, nn
 
 from polaformer.arguments import check_integer
-from polaformer.attention.core import Bias, Mask, Size
+from polaformer.attention.core import Bias, Core, Mask, Size
 from polaformer.attention.layer.attention_layer import AttentionLayer, Tokens
 from polaformer.attention.layer.checks import check_sizes, check_width
 from polaformer.attention.mechanisms.softmax import SoftmaxCore
 from polaformer.ops.grid import Grid, Sizes
 from polaformer.ops.windows import merge, pad_to_windows, partition, relative_index, shift_bias
+
+Groups = list[tuple[Grid, list[int] | None]]  # shifts, and the samples that have them; None: all
 
 
 class RelativePositions(nn.Module):
@@ -43,12 +44,13 @@ def _rebuild_index(module: RelativePositions, _: object) -> None:
 
 
 class WindowAttention(AttentionLayer):
-    """Softmax attention within windows of w×w tokens; called as `layer(x, grid=(H, W), mask=None)`.
+    """Attention within windows of w×w tokens; called as `layer(x, grid=(H, W), mask=None)`.
 
     shift: windows are shifted this far to the right and down, cyclically; tokens that are neighbours only by the cyclic shift
         do not attend to each other. An axis that fits into one window is not shifted.
     A grid that windows do not fill is padded on the right and below; padding and masked tokens are not keys.
-    gate: "linear" or None; gate_init as in AttentionLayer. scale, dropout: of the softmax core.
+    core: softmax attention by default, with the given scale and dropout; another core must support a bias.
+    gate: "linear" or None; gate_init as in AttentionLayer.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class WindowAttention(AttentionLayer):
         num_heads: int,
         window: int,
         *,
+        core: Core | None = None,
         shift: int = 0,
         gate: str | None = None,
         gate_init: str = "default",
@@ -66,7 +69,8 @@ class WindowAttention(AttentionLayer):
         proj_drop: float = 0.0,
     ) -> None:
         check_width(dim, num_heads)
-        core = SoftmaxCore(num_heads, dim // num_heads, scale=scale, dropout=dropout)
+        if core is None:
+            core = SoftmaxCore(num_heads, dim // num_heads, scale=scale, dropout=dropout)
         super().__init__(dim, num_heads, core, gate=gate, gate_init=gate_init, qkv_bias=qkv_bias, proj_drop=proj_drop)
         self.window = check_integer("WindowAttention", "window", window)
         self.shift = check_integer("WindowAttention", "shift", shift, least=0)
@@ -82,27 +86,26 @@ class WindowAttention(AttentionLayer):
         sizes: in a batch of images of different sizes, each is shifted as it would be alone.
         """
         grid = self._check_window_call(x, grid, mask, context, bias, sizes)
-        return self._apply_per_shift(partial(self._attend, grid=grid), x, mask, [grid] if sizes is None else sizes)
+        groups = self._groups_by_shift([grid] if sizes is None else sizes)
+        return _in_sample_order(groups, [self._attend(*_select(group, x, mask), grid, shift) for shift, group in groups])
 
     def maps(
         self, x: Tensor, grid: Size = None, mask: Mask = None, context: Tokens = None, *, sizes: Sizes = None, bias: Bias = None
     ) -> dict[str, Tensor]:
-        """The map of every window of the padded and shifted grid, {"softmax": (B·n, heads, L, L)}."""
+        """The maps of every window of the padded and shifted grid, by name, each (B·n, heads, L, L)."""
         grid = self._check_window_call(x, grid, mask, context, bias, sizes)
-        window_maps = partial(self._window_maps, grid=grid)
-        return {"softmax": self._apply_per_shift(window_maps, x, mask, [grid] if sizes is None else sizes).flatten(0, 1)}
+        groups = self._groups_by_shift([grid] if sizes is None else sizes)
+        maps = [self._window_maps(*_select(group, x, mask), grid, shift) for shift, group in groups]
+        return {name: _in_sample_order(groups, [one[name] for one in maps]).flatten(0, 1) for name in maps[0]}
 
-    def _apply_per_shift(self, function: Callable[..., Tensor], x: Tensor, mask: Mask, sizes: Sequence[Grid]) -> Tensor:
-        """Applies the function to x and mask of each group of samples with the same shift; returns results in sample order."""
+    def _groups_by_shift(self, sizes: Sequence[Grid]) -> Groups:
+        """The samples with the same shift; one size stands for all samples."""
         shifts = [self._shift(size) for size in sizes]
         if len(set(shifts)) <= 1:
-            return function(x, mask, shift=shifts[0] if shifts else (0, 0))
-        groups = [[i for i, one in enumerate(shifts) if one == shift] for shift in sorted(set(shifts))]
-        parts = [function(x[group], None if mask is None else mask[group], shift=shifts[group[0]]) for group in groups]
-        order = torch.tensor([i for group in groups for i in group], device=x.device)
-        return torch.cat(parts)[order.argsort()]
+            return [(shifts[0] if shifts else (0, 0), None)]
+        return [(shift, [i for i, one in enumerate(shifts) if one == shift]) for shift in sorted(set(shifts))]
 
-    def _attend(self, x: Tensor, mask: Tensor | None, *, grid: Grid, shift: Grid) -> Tensor:
+    def _attend(self, x: Tensor, mask: Tensor | None, grid: Grid, shift: Grid) -> Tensor:
         """The output (B, N, C) for samples with the same shift."""
         windows, exists, bias = self._windows(x, mask, grid, shift)
         out = super().forward(windows, (self.window, self.window), exists, bias=bias)
@@ -112,11 +115,11 @@ class WindowAttention(AttentionLayer):
             image = image.roll(shift, dims=(1, 2))
         return image[:, : grid[0], : grid[1]].flatten(1, 2)
 
-    def _window_maps(self, x: Tensor, mask: Tensor | None, *, grid: Grid, shift: Grid) -> Tensor:
-        """The maps (B, n, heads, L, L) for samples with the same shift."""
+    def _window_maps(self, x: Tensor, mask: Tensor | None, grid: Grid, shift: Grid) -> dict[str, Tensor]:
+        """The maps, each (B, n, heads, L, L), for samples with the same shift."""
         windows, exists, bias = self._windows(x, mask, grid, shift)
-        maps = super().maps(windows, (self.window, self.window), exists, bias=bias)["softmax"]
-        return maps.unflatten(0, (x.shape[0], -1))
+        maps = super().maps(windows, (self.window, self.window), exists, bias=bias)
+        return {name: one.unflatten(0, (x.shape[0], -1)) for name, one in maps.items()}
 
     def _windows(self, x: Tensor, mask: Tensor | None, grid: Grid, shift: Grid) -> tuple[Tensor, Tensor | None, Tensor]:
         """Windows (B·n, L, C), which of their tokens exist (B·n, L), None if all, and the bias, (B·n or 1, heads, L, L)."""
@@ -146,3 +149,16 @@ class WindowAttention(AttentionLayer):
         if sizes is not None:
             check_sizes("WindowAttention", sizes, x.shape[0], grid, same_length=True)
         return self._check_call(x, x, grid, mask)
+
+
+def _select(group: list[int] | None, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The tokens and the mask of a group of samples."""
+    return (x, mask) if group is None else (x[group], None if mask is None else mask[group])
+
+
+def _in_sample_order(groups: Groups, results: list[Tensor]) -> Tensor:
+    """The results of all groups as one batch."""
+    if len(results) == 1:
+        return results[0]
+    order = torch.tensor([i for _, group in groups for i in group or ()], device=results[0].device)
+    return torch.cat(results)[order.argsort()]

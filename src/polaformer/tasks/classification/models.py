@@ -35,7 +35,7 @@ def list_backbones(pattern: str) -> ListedModels:
             name,
             _builder(name),
             forward,
-            {"img_size": MODELS[name].img_size, "attention": list(MODELS[name].attention)},
+            {"img_size": MODELS[name].config.img_size, "attention": list(MODELS[name].config.mechanisms)},
             ROWS.get(name),
             EXCEPTIONS.get(name),
         )
@@ -77,7 +77,7 @@ def _builder(name: str, attention: str | None = None) -> Callable[[], nn.Module]
 
 def _stages(name: str, mechanism: str) -> str:
     model = MODELS[name]
-    return with_mechanism(mechanism, len(model.attention), is_swin=issubclass(model.family, Swin))
+    return with_mechanism(mechanism, model.config.num_stages, is_swin=issubclass(model.family, Swin))
 
 
 def _matching(pattern: str) -> list[str]:
