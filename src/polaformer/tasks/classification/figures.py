@@ -11,9 +11,9 @@ from torch import Tensor
 from polaformer.data.sources.source import Source
 from polaformer.data.transforms import Preprocessing
 from polaformer.errors import ImageError
-from polaformer.tasks.classification.objective import Counts
+from polaformer.tasks.classification.objective import ClassificationCounts
 from polaformer.tasks.classification.predictor import Classifier
-from polaformer.tasks.figures import AttentionInputs, Confusion, Figure, Predictions, Sample, Text
+from polaformer.tasks.figures import AttentionInputs, Confusion, Figure, PredictedImage, Predictions, Text
 
 MAX_SEARCHED = 400  # validation images to search for misclassified ones
 MAX_SAMPLES, MAX_WRONG = 12, 6  # images to show
@@ -21,7 +21,7 @@ BATCH_SIZE = 16
 MAX_MAPPED = 8  # validation images to map the attention on
 
 
-def collect_figures(classifier: Classifier, counts: Counts, source: Source) -> dict[str, Figure]:
+def collect_figures(classifier: Classifier, counts: ClassificationCounts, source: Source) -> dict[str, Figure]:
     """The figures of the report, by heading; skips images that cannot be read."""
     predictions, attention = _predictions(classifier, source), _attention(classifier, source)
     found: dict[str, Figure] = {"Confusion": Confusion(counts.confusion, classifier.classes)}
@@ -31,8 +31,8 @@ def collect_figures(classifier: Classifier, counts: Counts, source: Source) -> d
 
 def _predictions(classifier: Classifier, source: Source) -> Predictions | None:
     """Misclassified images, then correctly classified ones; None if no image can be read."""
-    wrong: list[Sample] = []
-    right: list[Sample] = []
+    wrong: list[PredictedImage] = []
+    right: list[PredictedImage] = []
     images = _readable_images(classifier, source)
     while batch := list(islice(images, BATCH_SIZE)):
         guesses = classifier.predict([image for _, image in batch], top=1)
@@ -40,7 +40,7 @@ def _predictions(classifier: Classifier, source: Source) -> Predictions | None:
             kept, most = (right, MAX_SAMPLES) if guess.label == label else (wrong, MAX_WRONG)
             if len(kept) < most:
                 shown = _denormalize(_preprocess(classifier, image), classifier.preprocessing)
-                kept.append(Sample(shown, classifier.classes[label], guess.name, guess.probability, kept is right))
+                kept.append(PredictedImage(shown, classifier.classes[label], guess.name, guess.probability, kept is right))
         if len(wrong) == MAX_WRONG and len(right) >= MAX_SAMPLES - MAX_WRONG:
             break
     samples = wrong + right[: MAX_SAMPLES - len(wrong)]
