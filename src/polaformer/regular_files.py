@@ -15,7 +15,7 @@ from pathlib import Path
 
 from polaformer.errors import CannotWriteError
 
-MOST_BYTES = 2**30  # of one image, array file, configuration or journal
+MAX_BYTES = 2**30  # of one image, array file, configuration or journal
 
 
 class NotRegularError(OSError):
@@ -37,7 +37,7 @@ def open_regular(path: str | PathLike[str]) -> io.BufferedReader:
     return file
 
 
-def read_regular(path: str | PathLike[str], most: int = MOST_BYTES) -> bytes:
+def read_regular(path: str | PathLike[str], most: int = MAX_BYTES) -> bytes:
     """The bytes of a regular file; raises OSError, also for a file of more than `most` bytes, without reading it."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -88,7 +88,7 @@ def writing(what: str | PathLike[str]) -> Iterator[None]:
         raise CannotWriteError(f"cannot write to {what}: {reason(error)}; free some space, or give a writable path") from error
 
 
-def too_large_reason(size: int, most: int = MOST_BYTES) -> str:
+def too_large_reason(size: int, most: int = MAX_BYTES) -> str:
     """Why a file of `size` bytes is refused, for a message."""
     return f"it has {size:,} bytes, more than the {most:,} allowed"
 

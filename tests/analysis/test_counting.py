@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import polaformer
-from polaformer.analysis.counting import Counts, count, count_named, count_rival, is_reproduced
+from polaformer.analysis.counting import ModelCounts, count, count_named, count_rival, is_reproduced
 from polaformer.backbones.published import EXCEPTIONS, RIVAL_EXCEPTIONS, RIVALS, ROWS
 
 # Counted in the authors' code, or in the original of our reading for models that they did not release: all parameters; MACs in
@@ -42,7 +42,7 @@ MEASURED = {
 
 @pytest.fixture(scope="module")
 def counts():
-    found: dict[str, Counts] = {}
+    found: dict[str, ModelCounts] = {}
 
     def of(name):
         if name not in found:

@@ -21,7 +21,7 @@ from polaformer.data.sources.arrays import Arrays
 from polaformer.data.transforms import Preprocessing
 from polaformer.errors import CannotWriteError, ImageError
 from polaformer.tasks.classification.figures import collect_figures
-from polaformer.tasks.classification.objective import Counts
+from polaformer.tasks.classification.objective import ClassificationCounts
 from polaformer.tasks.classification.predictor import Classifier
 from polaformer.tasks.classification.recipe import ClassificationRecipe
 from polaformer.tasks.figures import AttentionInputs, Predictions
@@ -188,7 +188,7 @@ def run_result(
     labels = generator.integers(0, num_classes, num_images)
     classes = classes or tuple(f"class {label}" for label in range(num_classes))
     model = model or small("pola_deit_tiny", num_classes=num_classes, in_chans=channels, img_size=16)
-    counts = Counts(num_classes)
+    counts = ClassificationCounts(num_classes)
     counts.confusion += 9 * torch.eye(num_classes, dtype=torch.long)
     counts.confusion[0, 1] = 3
     wall = {"wall": {"seconds": 7.5}, "epoch": 1.0, "step": 3}

@@ -185,7 +185,7 @@ def test_an_array_file_with_the_end_of_a_large_one_is_read(tmp_path: Path, monke
 
 
 def test_stored_arrays_may_be_as_large_as_the_file_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polaformer.data.sources.arrays.MOST_BYTES", 1000)
+    monkeypatch.setattr("polaformer.data.sources.arrays.MAX_BYTES", 1000)
     arrays = {"x_train": np.zeros((20, 8, 8), np.uint8), "y_train": np.arange(20) % 2}
     np.savez(tmp_path / "stored.npz", **arrays)  # type: ignore[arg-type]
     assert len(open_data(str(tmp_path / "stored.npz")).train) + len(open_data(str(tmp_path / "stored.npz")).val) == 20

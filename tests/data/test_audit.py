@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from polaformer.cli.main import main
-from polaformer.data.audit import FORMAT, Report, audit, read_manifest, write_manifest
+from polaformer.data.audit import FORMAT, AuditReport, audit, read_manifest, write_manifest
 from polaformer.data.sources.opening import open_data
 from polaformer.errors import DataError
 
@@ -38,7 +38,7 @@ def clean(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def report_of(folder: Path, known: dict[str, str] | None = None) -> Report:
+def report_of(folder: Path, known: dict[str, str] | None = None) -> AuditReport:
     return audit(open_data(str(folder)), known)
 
 

@@ -106,7 +106,7 @@ def test_a_parquet_file_that_grows_in_memory_is_one_error_before_it_is_unpacked(
     import pyarrow as pa
     from pyarrow import parquet
 
-    monkeypatch.setattr(hugging_face, "MOST_UNPACKED", 2**20)
+    monkeypatch.setattr(hugging_face, "MAX_UNPACKED", 2**20)
     equal, many = os.urandom(50_000), 300
     images = {"equal bytes": [bytes(2**21), b"?"], "equal rows": [equal] * many, "equal starts": [equal] * many}
     rows = images.get(kind, [b"?"] * 100_000)
@@ -125,7 +125,7 @@ def test_a_parquet_file_that_grows_in_memory_is_one_error_before_it_is_unpacked(
 def test_many_rows_in_a_parquet_file_that_do_not_grow_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
-    monkeypatch.setattr(hugging_face, "MOST_UNPACKED", 2**16)
+    monkeypatch.setattr(hugging_face, "MAX_UNPACKED", 2**16)
     monkeypatch.setattr(hugging_face, "HIGHEST_RATIO", 4)
     kinds: dict[str, Any] = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])}
     kinds["words"] = datasets.List(datasets.Value("string"))
@@ -200,7 +200,7 @@ def test_an_image_that_is_missing_or_too_large_in_a_hugging_face_data_set_is_one
         write_parquet(tmp_path / "set", split, columns, image=datasets.Image(), label=datasets.ClassLabel(names=["cat", "dog"]))
     found = open_data(f"hfds:{tmp_path}/set").train
     assert found.read(0, 3).size == (12, 9)
-    monkeypatch.setattr(hugging_face, "MOST_BYTES", 100)
+    monkeypatch.setattr(hugging_face, "MAX_BYTES", 100)
     with pytest.raises(ImageError, match=r"train/0 cannot be read: it has \d+ bytes, more than the 100 allowed"):
         found.content(0)
     monkeypatch.undo()

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polaformer.data.images import EXTENSIONS, FORMATS, MOST_PIXELS, decode, from_array, read_image
+from polaformer.data.images import EXTENSIONS, FORMATS, MAX_PIXELS, decode, from_array, read_image
 from polaformer.errors import ImageError, printable
-from polaformer.regular_files import MOST_BYTES
+from polaformer.regular_files import MAX_BYTES
 
 # The library ignores these warnings; pytest sets its own filters.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL", "ignore::PIL.Image.DecompressionBombWarning")
@@ -403,7 +403,7 @@ def test_the_largest_number_of_pixels_is_an_argument() -> None:
     assert decode(content, "x", most_pixels=HEIGHT * WIDTH).size == (WIDTH, HEIGHT)
     with pytest.raises(ImageError, match=f"x has {WIDTH}×{HEIGHT} pixels, more than the 431 allowed"):
         decode(content, "x", most_pixels=HEIGHT * WIDTH - 1)
-    assert MOST_PIXELS == 64_000_000
+    assert MAX_PIXELS == 64_000_000
 
 
 # Paths
@@ -451,7 +451,7 @@ def test_a_pipe_and_a_device_do_not_keep_the_reader_waiting(tmp_path: Path) -> N
 def test_a_file_larger_than_any_image_is_not_read(tmp_path: Path) -> None:
     with open(tmp_path / "vast.png", "wb") as file:
         file.truncate(2**40)  # sparse: takes no disk space
-    with pytest.raises(ImageError, match=f"it has 1,099,511,627,776 bytes, more than the {MOST_BYTES:,} allowed"):
+    with pytest.raises(ImageError, match=f"it has 1,099,511,627,776 bytes, more than the {MAX_BYTES:,} allowed"):
         read_image(tmp_path / "vast.png")
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 from polaformer.data.labelled_images import ImageReader, LabelledImages
 from polaformer.data.order import EvaluationOrder, Key, Order
 from polaformer.data.randomness import derive, reseed, seeded
-from polaformer.data.samples import MOST_REPLACEMENTS, Samples, batches
+from polaformer.data.samples import MAX_REPLACEMENTS, Samples, batches
 from polaformer.data.sources.arrays import Arrays
 from polaformer.data.sources.opening import open_data
 from polaformer.data.sources.source import Source
@@ -301,7 +301,7 @@ def test_data_that_are_all_bad_are_given_up_with_the_last_reason() -> None:
     class Hopeless(Broken):
         bad = tuple(range(NUM_SAMPLES))
 
-    with pytest.raises(DataError, match=rf"{MOST_REPLACEMENTS} samples in a row are unusable, .* is damaged; check the data"):
+    with pytest.raises(DataError, match=rf"{MAX_REPLACEMENTS} samples in a row are unusable, .* is damaged; check the data"):
         samples_of(Hopeless(), on_bad="skip")[Key(0, 1)]
 
 

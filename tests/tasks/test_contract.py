@@ -12,7 +12,7 @@ import faults
 from polaformer.errors import SettingsError
 from polaformer.tasks import registry
 from polaformer.tasks.classification.job import ClassificationJob
-from polaformer.tasks.classification.objective import Counts
+from polaformer.tasks.classification.objective import ClassificationCounts
 from polaformer.tasks.classification.recipe import ClassificationRecipe
 from polaformer.tasks.recipe import Recipe
 from polaformer.tasks.running import train
@@ -25,10 +25,10 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> ClassificationRecipe:
     return faults.tiny(faults.write_data(tmp_path_factory.mktemp("data") / "digits.npz"), epochs=1)
 
 
-RECORD = Counts.record
+RECORD = ClassificationCounts.record
 BROKEN: dict[str, tuple[type, str, Any, str]] = {
-    "no metric": (Counts, "record", lambda self: {"samples": 0}, "it needs 'accuracy' and 'samples'"),
-    "a name of the journal": (Counts, "record", lambda self: RECORD(self) | {"step": 1}, "none of .*step"),
+    "no metric": (ClassificationCounts, "record", lambda self: {"samples": 0}, "it needs 'accuracy' and 'samples'"),
+    "a name of the journal": (ClassificationCounts, "record", lambda self: RECORD(self) | {"step": 1}, "none of .*step"),
     "no task": (ClassificationJob, "metadata", lambda self: {}, "metadata .* name the task None"),
     "another task": (ClassificationJob, "metadata", lambda self: {"task": "ink"}, "name the task 'ink'"),
     "another validation": (ClassificationJob, "splits", ("dev", "test"), "the first one must be 'val'"),
@@ -150,7 +150,7 @@ def test_a_metric_that_is_not_finite_is_a_dash_and_null_and_ends_no_run(
     from polaformer.cli.run_report import report_run
     from polaformer.cli.training_view import TrainingView
 
-    monkeypatch.setattr(Counts, "record", lambda self: RECORD(self) | {"accuracy": float("nan")})
+    monkeypatch.setattr(ClassificationCounts, "record", lambda self: RECORD(self) | {"accuracy": float("nan")})
     with TrainingView("name", recipe) as view:
         finished = train(recipe, tmp_path / "run", view)
     report_run(finished, command="train", json=True)

@@ -20,7 +20,7 @@ from polaformer.data.sources.opening import open_data
 from polaformer.errors import CannotWriteError, DataError, DivergedError, ImageError, SettingsError
 from polaformer.recipes.registry import find
 from polaformer.tasks.classification.job import ClassificationJob
-from polaformer.tasks.classification.objective import Counts, CrossEntropy
+from polaformer.tasks.classification.objective import ClassificationCounts, CrossEntropy
 from polaformer.tasks.classification.predictor import load_classifier
 from polaformer.tasks.classification.recipe import ClassificationRecipe
 from polaformer.tasks.running import replay, resume, train
@@ -424,8 +424,8 @@ def test_the_best_weights_are_evaluated_again_and_shipped_where_the_recipe_says_
     ema_decay: float | None, recipe: ClassificationRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With invented accuracies, of which the second of five is the best."""
-    honest, made_up = Counts.record, iter([10.0, 30.0, 20.0, 30.0, 25.0, 77.0])
-    monkeypatch.setattr(Counts, "record", lambda self: honest(self) | {"accuracy": next(made_up)})
+    honest, made_up = ClassificationCounts.record, iter([10.0, 30.0, 20.0, 30.0, 25.0, 77.0])
+    monkeypatch.setattr(ClassificationCounts, "record", lambda self: honest(self) | {"accuracy": next(made_up)})
     training = training_of(replace(recipe, ship="best", eval_every_steps=2, ema_decay=ema_decay), tmp_path / "run")
     weights: list[dict[str, torch.Tensor]] = []
 

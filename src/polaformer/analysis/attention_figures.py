@@ -22,7 +22,7 @@ GROUPS = {
     "low rank and sampling": ("linformer", "nystrom", "skyformer", "informer"),
     "sparse and full": ("local", "longformer", "bigbird", "reformer", "kernelized", "synthesizer"),
 }
-MOST_LABELS = 5  # per axis, which is narrow
+MAX_LABELS = 5  # per axis, which is narrow
 
 
 def grouped(names: Sequence[str]) -> dict[str, list[str]]:
@@ -62,7 +62,7 @@ def _draw(axes: "Axes", names: Sequence[str], curves: Mapping[str, Curve], scale
         axes.plot([n for n, _ in points], [y for _, y in points], markersize=4, label=name, **look)
     axes.set(xscale="log", yscale="log")
     lengths = sorted({n for curve in curves.values() for n in curve})
-    step = -(-len(lengths) // MOST_LABELS)
+    step = -(-len(lengths) // MAX_LABELS)
     axes.set_xticks(lengths, labels=[f"{n}" if i % step == 0 else "" for i, n in enumerate(lengths)])
     axes.minorticks_off()
     axes.grid(which="major", color="0.9")

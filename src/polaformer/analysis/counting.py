@@ -26,7 +26,7 @@ MACS_PER_NORM_ELEMENT = 4  # as thop counts a LayerNorm …
 MACS_PER_SOFTMAX_ELEMENT = 3  # … and a softmax that is a separate module, as in Swin
 
 
-class Counts(NamedTuple):
+class ModelCounts(NamedTuple):
     """Parameters, and MACs for one image."""
 
     params: int
@@ -35,13 +35,13 @@ class Counts(NamedTuple):
     paper_macs: int
 
 
-def count(model: Backbone, img_size: tuple[int, int] | None = None) -> Counts:
+def count(model: Backbone, img_size: tuple[int, int] | None = None) -> ModelCounts:
     """The counts for one image of the model's native size, or of the given (height, width); the model is not changed."""
     image = next(model.parameters()).new_empty(1, model.in_chans, *(img_size or model.img_size))
     return count_pass(model, lambda backbone: backbone(image))
 
 
-def count_pass(model: nn.Module, forward: Callable[[Any], object]) -> Counts:
+def count_pass(model: nn.Module, forward: Callable[[Any], object]) -> ModelCounts:
     """The counts for a forward pass of any model, which is not changed.
 
     On the meta device this takes no memory and little time.
@@ -52,7 +52,7 @@ def count_pass(model: nn.Module, forward: Callable[[Any], object]) -> Counts:
     in_layers = sum(number for operator, number in macs.items() if operator in LAYER_OPERATORS)
     in_norms = MACS_PER_NORM_ELEMENT * elements["normed"]
     layers = [module for module in model.modules() if isinstance(module, LAYERS) and not isinstance(module, UnusedNorm)]
-    return Counts(
+    return ModelCounts(
         params=sum(parameter.numel() for parameter in model.parameters()),
         macs=sum(macs.values()),
         paper_params=sum(parameter.numel() for layer in layers for parameter in layer.parameters(recurse=False)),
@@ -60,13 +60,13 @@ def count_pass(model: nn.Module, forward: Callable[[Any], object]) -> Counts:
     )
 
 
-def count_named(name: str, **options: Any) -> Counts:
+def count_named(name: str, **options: Any) -> ModelCounts:
     """The counts of a model by name, without allocating memory for it."""
     with torch.device("meta"):
         return count(cast(Backbone, create_model(name, **options)))
 
 
-def count_rival(name: str, mechanism: str) -> Counts:
+def count_rival(name: str, mechanism: str) -> ModelCounts:
     """The counts of a model by name with another mechanism, as in the rows of the paper's tables."""
     model = MODELS[name]
     return count_named(
@@ -74,7 +74,7 @@ def count_rival(name: str, mechanism: str) -> Counts:
     )
 
 
-def is_reproduced(row: PaperRow, counts: Counts) -> tuple[bool, bool]:
+def is_reproduced(row: PaperRow, counts: ModelCounts) -> tuple[bool, bool]:
     """Whether the paper's way of counting gives the printed parameters, and the printed FLOPs, of a row of the paper."""
     return (
         f"{counts.paper_params / 1e6:.{_decimals(row.params)}f}" == row.params,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polaformer.analysis.attention_maps import BlockRow
 from polaformer.analysis.figures import COLOURS, new_figure, style
-from polaformer.tasks.figures import Sample
+from polaformer.tasks.figures import PredictedImage
 from polaformer.training.metric import Metric
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def draw_confusion(confusion: Tensor, classes: Sequence[str]) -> bytes:
         return _png(_matrix(confusion, classes) if len(classes) <= MAX_CLASSES_IN_MATRIX else _pairs(confusion, classes))
 
 
-def draw_predictions(samples: Sequence[Sample]) -> bytes:
+def draw_predictions(samples: Sequence[PredictedImage]) -> bytes:
     """Draw the images in the given order, four per line, each titled "true → predicted (probability)" in green or red."""
     columns = min(4, len(samples))
     num_lines = ceil(len(samples) / columns)
@@ -228,7 +228,7 @@ def _pairs(confusion: Tensor, classes: Sequence[str]) -> Any:
     return figure
 
 
-def _title(sample: Sample) -> str:
+def _title(sample: PredictedImage) -> str:
     mark, true, predicted = "✓" if sample.is_right else "✗", shorten(sample.true), shorten(sample.predicted)
     between = " " if len(true) + len(predicted) <= 10 else "\n"
     return f"{mark} {true}{between}→ {predicted} ({100 * sample.probability:.0f} %)"

@@ -11,7 +11,7 @@ import torch
 
 LEAST_ROUNDS = 6  # the fewest whose extremes enclose the true median with 95 % probability: 1 − 2 / 2⁶ = 0.97
 WIDEST = 1.5  # high over low of an interval; a wider one says too little
-MOST_NOISY = 0.25  # share of the rows whose interval may be wider
+MAX_NOISY = 0.25  # share of the rows whose interval may be wider
 TOO_NOISY = "too noisy"
 
 
@@ -151,7 +151,7 @@ def ranks(timings: Mapping[str, Timing]) -> dict[str, tuple[int, int]]:
 def noise(timings: Mapping[str, Timing], baseline: str) -> dict[str, str]:
     """Why none of the timings may be shown, by name, the same for all; empty if they may.
 
-    They may not if the ratios to the baseline are noisy in more than MOST_NOISY of the rows, or if the times of the baseline
+    They may not if the ratios to the baseline are noisy in more than MAX_NOISY of the rows, or if the times of the baseline
     itself are noisy: the order of the rows and the times would mean nothing. Without a time of the baseline, the times of each
     row count instead of its ratios.
     """
@@ -163,7 +163,7 @@ def noise(timings: Mapping[str, Timing], baseline: str) -> dict[str, str]:
     widths = {name: one.high / one.low for name, one in spreads.items() if one.is_noisy}
     if baseline in widths:
         return dict.fromkeys(spreads, f"{TOO_NOISY}: {baseline} ×{widths[baseline]:.2f}")
-    if len(widths) <= MOST_NOISY * len(spreads):
+    if len(widths) <= MAX_NOISY * len(spreads):
         return {}
     return dict.fromkeys(spreads, f"{TOO_NOISY}: {len(widths)} of {len(spreads)} timings, up to ×{max(widths.values()):.2f}")
 

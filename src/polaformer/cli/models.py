@@ -10,7 +10,7 @@ from polaformer.tasks.registry import DEFAULT, find_task
 from polaformer.tasks.task import ListedModel, ListedModels
 
 if TYPE_CHECKING:
-    from polaformer.analysis.counting import Counts
+    from polaformer.analysis.counting import ModelCounts
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class Models:
         return 0
 
 
-def _count_all(listed: ListedModels) -> "list[Counts]":
+def _count_all(listed: ListedModels) -> "list[ModelCounts]":
     import torch
 
     from polaformer.analysis.counting import count_pass
 
-    found: list[Counts] = []
+    found: list[ModelCounts] = []
     with progress_bar() as bar, torch.device("meta"):
         task = bar.add_task("counting", total=len(listed.models))
         for model in listed.models:
@@ -62,7 +62,7 @@ def _count_all(listed: ListedModels) -> "list[Counts]":
     return found
 
 
-def _record(model: ListedModel, counts: "Counts") -> dict[str, Any]:
+def _record(model: ListedModel, counts: "ModelCounts") -> dict[str, Any]:
     from polaformer.analysis.counting import is_reproduced
 
     record = {"name": model.name, **model.about, **counts._asdict()}
@@ -81,7 +81,7 @@ def _record(model: ListedModel, counts: "Counts") -> dict[str, Any]:
     }
 
 
-def _show(listed: ListedModels, counts: "list[Counts]") -> None:
+def _show(listed: ListedModels, counts: "list[ModelCounts]") -> None:
     table = new_table(listed.title, "model", *listed.columns, "params (M)", "MACs (G)", "paper's way", "printed", "top-1")
     table.columns[0].no_wrap = True
     marks: list[str] = []

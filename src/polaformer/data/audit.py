@@ -17,7 +17,7 @@ FORMAT = "polaformer-data-1"
 CHUNK_SIZE = 1024
 
 
-class Problem(NamedTuple):
+class ImageProblem(NamedTuple):
     """One problem with one image."""
 
     part: str
@@ -34,11 +34,11 @@ class Inspected(NamedTuple):
 
 
 @dataclass
-class Report:
+class AuditReport:
     """The result of an audit: statistics of each split, problems, and the digest of every image."""
 
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[ImageProblem] = field(default_factory=list)
     digests: dict[str, str] = field(default_factory=dict)
 
 
@@ -48,9 +48,9 @@ def audit(
     *,
     num_workers: int = 2,
     advance: Callable[[], object] = lambda: None,
-) -> Report:
+) -> AuditReport:
     """Read every image of all splits. known: expected digests by "split/name"; advance: called once per image."""
-    report = Report()
+    report = AuditReport()
     owners: dict[str, tuple[str, str, int]] = {}  # digest → split, image, label
     for name, source in data.splits.items():
         inspected = _inspect_all(source, num_workers, advance)
@@ -98,22 +98,22 @@ def _inspect(source: Source, index: int) -> Inspected:
 
 
 def _record(
-    report: Report, owners: dict[str, tuple[str, str, int]], split: str, source: Source, index: int, inspected: Inspected
+    report: AuditReport, owners: dict[str, tuple[str, str, int]], split: str, source: Source, index: int, inspected: Inspected
 ) -> None:
     """Add the digest and the problems of one image to the report. owners: the first image of each digest."""
     image, label, digest = source.name(index), source.labels[index], inspected.digest
     if digest is not None:
         report.digests[f"{split}/{image}"] = digest
     if inspected.problem is not None or digest is None:
-        report.problems.append(Problem(split, image, inspected.problem or "it cannot be read"))
+        report.problems.append(ImageProblem(split, image, inspected.problem or "it cannot be read"))
         return
     other_split, other, other_label = owners.setdefault(digest, (split, image, label))
     if other_label != label:
         was, now = source.classes[other_label], source.classes[label]
         text = f"same image as {other_split}, {other}, but labelled {now!r}, not {was!r}"
-        report.problems.append(Problem(split, image, text))
+        report.problems.append(ImageProblem(split, image, text))
     elif other_split != split:
-        report.problems.append(Problem(split, image, f"same image as {other_split}, {other}: it is in both splits"))
+        report.problems.append(ImageProblem(split, image, f"same image as {other_split}, {other}: it is in both splits"))
 
 
 def _statistics(source: Source, inspected: list[Inspected]) -> dict[str, Any]:
@@ -133,9 +133,9 @@ def _statistics(source: Source, inspected: list[Inspected]) -> dict[str, Any]:
     }
 
 
-def _changes(known: Mapping[str, str], found: Mapping[str, str]) -> list[Problem]:
+def _changes(known: Mapping[str, str], found: Mapping[str, str]) -> list[ImageProblem]:
     problems = [(name, "it is in the manifest but not in the data") for name in known.keys() - found.keys()]
     problems += [(name, "it is in the data but not in the manifest") for name in found.keys() - known.keys()]
     changed = (name for name in known.keys() & found.keys() if known[name] != found[name])
     problems += [(name, f"it has changed: sha256 should be {known[name]} but is {found[name]}") for name in changed]
-    return [Problem(name.split("/", 1)[0], name.split("/", 1)[-1], text) for name, text in sorted(problems)]
+    return [ImageProblem(name.split("/", 1)[0], name.split("/", 1)[-1], text) for name, text in sorted(problems)]

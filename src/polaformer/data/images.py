@@ -14,7 +14,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from polaformer.errors import ImageError, printable
 from polaformer.regular_files import read_regular, reason
 
-MOST_PIXELS = 64_000_000
+MAX_PIXELS = 64_000_000
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 _READ = f"{', '.join(FORMATS)} are supported: fetch it again, or remove it from the data"
@@ -25,7 +25,7 @@ warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImagePlugin")
 
 
-def read_image(path: str | PathLike[str], *, channels: int = 3, most_pixels: int = MOST_PIXELS) -> Image.Image:
+def read_image(path: str | PathLike[str], *, channels: int = 3, most_pixels: int = MAX_PIXELS) -> Image.Image:
     """The image in a file, as RGB (three channels) or greyscale (one); raises ImageError."""
     return decode(read_file(path), printable(path), channels=channels, most_pixels=most_pixels)
 
@@ -38,7 +38,7 @@ def read_file(path: str | PathLike[str]) -> bytes:
         raise ImageError(f"{path} cannot be read: {reason(error)}; check the path, or remove it from the data") from error
 
 
-def decode(content: bytes, name: str, *, channels: int = 3, most_pixels: int = MOST_PIXELS) -> Image.Image:
+def decode(content: bytes, name: str, *, channels: int = 3, most_pixels: int = MAX_PIXELS) -> Image.Image:
     """The image that `content` encodes, as RGB (three channels) or greyscale (one); raises ImageError, citing `name`."""
     if not content:
         raise ImageError(f"{name} is empty; fetch it again, or remove it from the data")

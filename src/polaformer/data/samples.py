@@ -15,7 +15,7 @@ from polaformer.data.order import Key
 from polaformer.data.randomness import derive, seeded
 from polaformer.errors import DataError, SampleError
 
-MOST_REPLACEMENTS = 20  # in a row; beyond that the data are unusable
+MAX_REPLACEMENTS = 20  # in a row; beyond that the data are unusable
 
 
 class Reader(Protocol):
@@ -56,7 +56,7 @@ class Samples(Dataset[Sample]):
 
     def __getitem__(self, key: Key) -> Sample:
         index, bad = key.index, list[str]()
-        for attempt in range(MOST_REPLACEMENTS):
+        for attempt in range(MAX_REPLACEMENTS):
             try:
                 return Sample(self._read(Key(key.epoch, index)), index, bad)
             except SampleError as error:
@@ -66,7 +66,7 @@ class Samples(Dataset[Sample]):
                 if not self.replace:
                     return Sample(None, index, bad)
             index = derive("replacement", self.seed, key.epoch, key.index, attempt) % len(self.reader)
-        raise DataError(f"{MOST_REPLACEMENTS} samples in a row are unusable, the last because {bad[-1]}; check the data")
+        raise DataError(f"{MAX_REPLACEMENTS} samples in a row are unusable, the last because {bad[-1]}; check the data")
 
     def _read(self, key: Key) -> Any:
         with seeded(derive("sample", self.seed, key.epoch, key.index)):

@@ -10,7 +10,7 @@ from PIL.Image import new as new_image
 from timm.data import auto_augment, create_transform
 from torch import Tensor
 
-from polaformer.data.images import MOST_PIXELS
+from polaformer.data.images import MAX_PIXELS
 from polaformer.errors import SettingsError
 from polaformer.ops.grid import Grid
 
@@ -19,7 +19,7 @@ Transform = Callable[[Image], Tensor]
 RESIZE = {"square": "squash", "shorter": "center"}
 INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming")
 LEAST_STD = 1e-6  # normalised pixels should stay finite
-MOST_ASPECT = 16  # longer over shorter side; images beyond this are cropped before they are resized
+MAX_ASPECT = 16  # longer over shorter side; images beyond this are cropped before they are resized
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Preprocessing:
             )
         if not 0 < self.crop_pct <= 1:
             raise SettingsError(f"crop_pct is {self.crop_pct}; give a number in (0, 1]")
-        if self.img_size[0] * self.img_size[1] > MOST_PIXELS * self.crop_pct**2:
+        if self.img_size[0] * self.img_size[1] > MAX_PIXELS * self.crop_pct**2:
             raise SettingsError(
                 f"img_size is {self.img_size} and crop_pct {self.crop_pct:g}, so images would be resized to more than "
-                f"{MOST_PIXELS:,} pixels; give a smaller img_size, or a larger crop_pct"
+                f"{MAX_PIXELS:,} pixels; give a smaller img_size, or a larger crop_pct"
             )
         if len(self.mean) not in (1, 3) or len(self.std) != len(self.mean) or not all(map(isfinite, self.mean)):
             raise SettingsError(
@@ -77,7 +77,7 @@ class Preprocessing:
         )
         if self.resize == "square":
             return transform
-        return _WithoutExtremeAspect(transform, MOST_ASPECT * max(self.img_size) // min(self.img_size))
+        return _WithoutExtremeAspect(transform, MAX_ASPECT * max(self.img_size) // min(self.img_size))
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class Confusion:
 
 
 @dataclass(frozen=True)
-class Sample:
+class PredictedImage:
     """An image (C, height, width) with values in [0, 1], its true class and the predicted class."""
 
     image: Tensor
@@ -51,7 +51,7 @@ class Sample:
 class Predictions:
     """Images with true and predicted classes, at most `most_wrong` wrong ones first, found among `searched` images."""
 
-    samples: Sequence[Sample]
+    samples: Sequence[PredictedImage]
     searched: int
     most_wrong: int
 

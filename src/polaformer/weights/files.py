@@ -29,8 +29,8 @@ StateDict = dict[str, Any]
 
 FORMAT = {"format": "polaformer", "version": "1"}
 WRAPPERS = ("model", "state_dict", "state_dict_ema", "model_ema", "module")  # keys under which files keep the state dict
-MOST_BYTES = 4 * 2**30  # of a weights file: the largest of these models needs a third, with optimizer and EMA
-MOST_WRAPPERS = 8  # how deeply a state dict may be nested
+MAX_BYTES = 4 * 2**30  # of a weights file: the largest of these models needs a third, with optimizer and EMA
+MAX_WRAPPERS = 8  # how deeply a state dict may be nested
 NOT_PLAIN = "a sparse, quantised or meta tensor, or one with more elements than its storage holds"
 PREFIXES = ("module.", "_orig_mod.", "model.")  # before every name, if a wrapped model was saved
 
@@ -82,8 +82,8 @@ def _readable(path: Path) -> Iterator[int]:
             size = os.fstat(file.fileno()).st_size
         if not size:
             raise WeightsError(f"{path} is empty; fetch or write it again")
-        if size > MOST_BYTES:
-            raise OSError(too_large_reason(size, MOST_BYTES))
+        if size > MAX_BYTES:
+            raise OSError(too_large_reason(size, MAX_BYTES))
         yield size
     except WeightsError:
         raise
@@ -171,7 +171,7 @@ def _is_safetensors(path: Path) -> bool:
 
 def extract_state_dict(content: Any, origin: str = "the state dict") -> StateDict:
     """The state dict in the content of a file: the content itself, or the value under one of the usual keys."""
-    for _ in range(MOST_WRAPPERS):
+    for _ in range(MAX_WRAPPERS):
         inside = [content[key] for key in WRAPPERS if isinstance(content, Mapping) and isinstance(content.get(key), Mapping)]
         content = inside[0] if inside else content
     if not isinstance(content, Mapping) or not content:

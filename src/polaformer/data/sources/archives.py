@@ -20,11 +20,11 @@ from PIL.Image import Image
 from polaformer.data.images import EXTENSIONS, decode
 from polaformer.data.sources.folders import TRAIN, VAL, class_folders, images_below, split_folders
 from polaformer.errors import DataError, ImageError, printable
-from polaformer.regular_files import MOST_BYTES, open_regular, reason, too_large_reason
+from polaformer.regular_files import MAX_BYTES, open_regular, reason, too_large_reason
 
 LONGEST_LABEL = 1000  # bytes
 LONGEST_HEADER = 2**20  # bytes: of a name, or of the extended headers before one
-MOST_CLASSES = 10**6
+MAX_CLASSES = 10**6
 
 
 class Member(NamedTuple):
@@ -148,7 +148,7 @@ def _read_label(cls: Member | None) -> int | str | None:
     text = _content(cls, LONGEST_LABEL).decode("utf-8", "replace").strip()
     if not text:
         raise DataError(f"{_name(cls)} is empty; write the number or the name of the class into it")
-    return int(text) if text.isdecimal() and int(text) < MOST_CLASSES else text
+    return int(text) if text.isdecimal() and int(text) < MAX_CLASSES else text
 
 
 def _members(archive: Path) -> Iterator[Member]:
@@ -189,7 +189,7 @@ def _headers(file: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         raise tarfile.ReadError(f"it is damaged or truncated at byte {file.offset}")
 
 
-def _content(member: Member, most: int = MOST_BYTES) -> bytes:
+def _content(member: Member, most: int = MAX_BYTES) -> bytes:
     try:
         if member.size > most:
             raise OSError(too_large_reason(member.size, most))

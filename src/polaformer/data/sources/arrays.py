@@ -10,9 +10,9 @@ from PIL import Image
 
 from polaformer.data.images import from_array
 from polaformer.errors import DataError
-from polaformer.regular_files import MOST_BYTES, open_regular, reason
+from polaformer.regular_files import MAX_BYTES, open_regular, reason
 
-MOST_CLASSES = 10**6
+MAX_CLASSES = 10**6
 
 
 class Arrays:
@@ -59,7 +59,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             with zipfile.ZipFile(opened) as archive:
                 unpacked = sum(entry.file_size for entry in archive.infolist())
             # A genuine file of uncompressed arrays may be larger: it takes as much room on the disk.
-            most = max(MOST_BYTES, getattr(os.fstat(opened.fileno()), "st_blocks", 0) * 512)
+            most = max(MAX_BYTES, getattr(os.fstat(opened.fileno()), "st_blocks", 0) * 512)
             if unpacked > most:
                 raise ValueError(f"it unpacks to {unpacked:,} bytes, more than the {most:,} allowed")
             opened.seek(0)
@@ -89,15 +89,15 @@ def _array(file: Any, name: str) -> np.ndarray:
 def _classes(path: Path, arrays: dict[str, np.ndarray]) -> tuple[str, ...]:
     """The class names in the file, or the class numbers as strings."""
     largest = max(int(arrays[name].max(initial=0)) for name in ("y_train", "y_test") if name in arrays)
-    if largest >= MOST_CLASSES:
-        raise DataError(f"{path} has the label {largest}; give integers below {MOST_CLASSES:,}")
+    if largest >= MAX_CLASSES:
+        raise DataError(f"{path} has the label {largest}; give integers below {MAX_CLASSES:,}")
     given = arrays.get("classes")
     if given is None:
         return tuple(str(label) for label in range(largest + 1))
-    if given.ndim != 1 or given.dtype.kind != "U" or not largest < len(given) <= MOST_CLASSES:
+    if given.ndim != 1 or given.dtype.kind != "U" or not largest < len(given) <= MAX_CLASSES:
         raise DataError(
             f"{path}: classes has shape {given.shape} and type {given.dtype}, but the largest label is {largest}; give a list "
-            f"of {largest + 1:,} to {MOST_CLASSES:,} names (strings), or leave classes out"
+            f"of {largest + 1:,} to {MAX_CLASSES:,} names (strings), or leave classes out"
         )
     return tuple(given.tolist())
 

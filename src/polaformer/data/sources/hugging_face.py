@@ -11,11 +11,11 @@ from polaformer.data.sources.arrow import is_plain_stream
 from polaformer.data.sources.parquet import unpacked_size
 from polaformer.errors import DataError, ImageError
 from polaformer.extras import require
-from polaformer.regular_files import MOST_BYTES, too_large_reason
+from polaformer.regular_files import MAX_BYTES, too_large_reason
 
 PARQUET, PACKED = (".parquet", ".geoparquet", ".gpq"), (".zip", ".tar", ".h5", ".hdf5", ".lance", ".vortex")
 # Limit of a file's size in memory: this many bytes, or this many times its size on disk, whichever is larger.
-MOST_UNPACKED, HIGHEST_RATIO = 2**28, 20
+MAX_UNPACKED, HIGHEST_RATIO = 2**28, 20
 
 
 class HuggingFace:
@@ -50,8 +50,8 @@ class HuggingFace:
         row = self.reader.dataset.data.column("image")[index]
         path = row["path"].as_py() if row.is_valid else None
         if row.is_valid and row["bytes"].is_valid and (size := row["bytes"].as_buffer().size):
-            if size > MOST_BYTES:
-                raise ImageError(f"{self.name(index)} cannot be read: {too_large_reason(size, MOST_BYTES)}; check the dataset")
+            if size > MAX_BYTES:
+                raise ImageError(f"{self.name(index)} cannot be read: {too_large_reason(size, MAX_BYTES)}; check the dataset")
             return row["bytes"].as_py()
         if not path:
             raise ImageError(f"{self.name(index)} cannot be read: it is missing; check the dataset")
@@ -115,15 +115,15 @@ def _problem(path: Path) -> str | None:
     status = path.stat()
     on_disk = min(status.st_size, getattr(status, "st_blocks", status.st_size) * 512)
     if extension in PARQUET:
-        most = max(MOST_UNPACKED, HIGHEST_RATIO * on_disk)
+        most = max(MAX_UNPACKED, HIGHEST_RATIO * on_disk)
         try:
             unpacked = unpacked_size(path, most)
         except Exception as error:
             return f"is not a complete Parquet file ({_line(error)}); fetch it again"
         if unpacked > most:
             return f"would take {unpacked:,} bytes in memory, more than the {most:,} allowed; store its images as files"
-    elif status.st_size > max(MOST_BYTES, on_disk):
-        return f"cannot be read: {too_large_reason(status.st_size, max(MOST_BYTES, on_disk))}; remove it from the dataset"
+    elif status.st_size > max(MAX_BYTES, on_disk):
+        return f"cannot be read: {too_large_reason(status.st_size, max(MAX_BYTES, on_disk))}; remove it from the dataset"
     elif extension == ".arrow":
         return _arrow_problem(path)
     elif extension in PACKED or Extractor.infer_extractor_format(path):

@@ -27,7 +27,7 @@ constexpr double LOWEST = FLOOR / 2;    // an exponent below it belongs to a zer
 constexpr double BALANCE = 30;          // see Tables
 constexpr int64_t CHUNK = 512;          // minimum number of tokens that one thread sums
 constexpr int64_t RUN = 512;            // approximate number of tokens summed one by one: rounding errors grow with it
-constexpr int64_t MOST_CHUNKS = 64;     // per head, fewer where their states would take more than PARTIAL_BYTES
+constexpr int64_t MAX_CHUNKS = 64;      // per head, fewer where their states would take more than PARTIAL_BYTES
 constexpr int64_t PARTIAL_BYTES = 4 << 20;
 constexpr int64_t BLOCK_BYTES = 16384;  // features of a block of tokens
 
@@ -190,7 +190,7 @@ template <class T> struct Sizes {
         direct = storage == (sizeof(T) == 4 ? FLOAT32 : FLOAT64) && padded == width && same == half && columns == width;
     }
     int64_t chunk(int64_t tokens) const {
-        const int64_t most = std::clamp<int64_t>(PARTIAL_BYTES / (2 * padded * columns * int64_t(sizeof(T))), 8, MOST_CHUNKS);
+        const int64_t most = std::clamp<int64_t>(PARTIAL_BYTES / (2 * padded * columns * int64_t(sizeof(T))), 8, MAX_CHUNKS);
         return round_up(std::max(CHUNK, (tokens + most - 1) / most), block);
     }
     int64_t num_chunks(int64_t tokens) const { return (tokens + chunk(tokens) - 1) / chunk(tokens); }

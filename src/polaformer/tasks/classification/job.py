@@ -22,7 +22,7 @@ from polaformer.data.sources.source import DataSplits, digest_of_names
 from polaformer.data.transforms import Preprocessing, Transform, training_transform
 from polaformer.errors import SettingsError, raise_all
 from polaformer.tasks.classification import figures
-from polaformer.tasks.classification.objective import Counts, CrossEntropy
+from polaformer.tasks.classification.objective import ClassificationCounts, CrossEntropy
 from polaformer.tasks.classification.predictor import Classifier, classifier_metadata
 from polaformer.tasks.classification.recipe import ClassificationRecipe
 from polaformer.tasks.figures import Figure
@@ -123,7 +123,7 @@ class ClassificationJob:
             "memory_of_each_process_MB": round(memory.total / 1e6),
         }
 
-    def figures(self, predictor: Classifier, counts: Mapping[str, Counts]) -> dict[str, Figure]:
+    def figures(self, predictor: Classifier, counts: Mapping[str, ClassificationCounts]) -> dict[str, Figure]:
         """Confusion matrix, predictions and attention maps of validation images."""
         return figures.collect_figures(predictor, counts["val"], self.data.val)
 

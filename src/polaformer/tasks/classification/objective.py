@@ -36,13 +36,13 @@ class CrossEntropy:
         logits = _at_least_float32(model(images))
         return F.cross_entropy(logits, targets.to(logits.dtype))
 
-    def new_counts(self) -> "Counts":
+    def new_counts(self) -> "ClassificationCounts":
         """Empty counts."""
-        return Counts(self.num_classes)
+        return ClassificationCounts(self.num_classes)
 
 
 @dataclass
-class Counts:
+class ClassificationCounts:
     """What a model gets right, as integers: exactly equal for any number of processes."""
 
     num_classes: int
@@ -67,7 +67,7 @@ class Counts:
         self.confusion += torch.bincount(places, minlength=self.num_classes**2).view_as(self.confusion)
 
     @classmethod
-    def merge(cls, parts: "Sequence[Counts]") -> "Counts":
+    def merge(cls, parts: "Sequence[ClassificationCounts]") -> "ClassificationCounts":
         """The sum of the counts of all processes."""
         bad = sorted(line for part in parts for line in part.bad)
         found = cls(parts[0].num_classes, sum(part.top5 for part in parts), sum(part.loss for part in parts), bad)
