@@ -11,7 +11,7 @@ from oracle import relative_error
 from polaformer import PolaAttention
 from polaformer.ops.gated_convolution import cpu
 from polaformer.ops.gated_convolution import plain as plain_form
-from polaformer.ops.gated_convolution.inputs import Inputs
+from polaformer.ops.gated_convolution.inputs import ConvolutionInputs
 from polaformer.ops.gated_convolution.operator import gated_convolution
 from polaformer.ops.native import tensors as native_tensors
 
@@ -35,7 +35,7 @@ CASES = {
 
 def plain(*arguments) -> torch.Tensor:
     """The plain form, called as the operator is."""
-    return plain_form.forward(Inputs(*arguments))
+    return plain_form.forward(ConvolutionInputs(*arguments))
 
 
 def tensors(case, dtype):

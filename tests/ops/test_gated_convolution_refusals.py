@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polaformer.ops.gated_convolution import plain
-from polaformer.ops.gated_convolution.inputs import Inputs
+from polaformer.ops.gated_convolution.inputs import ConvolutionInputs
 from polaformer.ops.gated_convolution.operator import gated_convolution
 from polaformer.ops.polarity.operator import polarity_attention
 
@@ -89,7 +89,7 @@ def test_what_is_empty_gives_what_is_empty_and_zero_gradients(batch, tokens, gri
     gate = torch.randn_like(attended).requires_grad_() if gated else None
     leaves = [x for x in (attended, values, weight, bias, gate) if x is not None]
     results = []
-    for function in (gated_convolution, lambda *arguments: plain.forward(Inputs(*arguments))):
+    for function in (gated_convolution, lambda *arguments: plain.forward(ConvolutionInputs(*arguments))):
         out = function(attended, values, weight, bias, gate, grid)
         results.append([out, *torch.autograd.grad(out.sum(), leaves)])
     with torch.no_grad():

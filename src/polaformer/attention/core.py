@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from polaformer.arguments import check_integer
 from polaformer.ops.grid import Grid
-from polaformer.ops.polarity.plain import reciprocal
-from polaformer.ops.precision import computing_dtype, without_autocast
+from polaformer.ops.precision import computing_dtype, reciprocal, without_autocast
 
 Mask = Tensor | None  # (B, M), True where the key exists
 Bias = Tensor | None  # additive, broadcastable to (B, H, N, M)

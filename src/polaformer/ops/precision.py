@@ -17,6 +17,12 @@ def computing_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
+def reciprocal(x: Tensor) -> Tensor:
+    """1 / x, and 0 where x is 0."""
+    empty = x == 0
+    return torch.where(empty, 0.0, 1 / torch.where(empty, 1.0, x))
+
+
 def without_autocast(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Decorate a function, whose first argument is a tensor or a tuple that begins with one, to run with autocast off.
 

@@ -26,7 +26,7 @@ def bfloat16_unavailable_reason() -> str | None:
     if exit_code >= 0:
         return None
     return (
-        f"PyTorch's bfloat16 matrix products kill the process (signal {-exit_code}): the processor claims AMX but does not "
+        f"PyTorch's bfloat16 matmuls kill the process (signal {-exit_code}): the processor claims AMX but does not "
         f"have it; set {VARIABLE}={WITHOUT_TILES}"
     )
 

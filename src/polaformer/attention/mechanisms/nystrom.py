@@ -27,7 +27,7 @@ from torch import Tensor
 
 from polaformer.arguments import check_flag, check_integer
 from polaformer.attention.core import Facts, WideCore, masked_softmax
-from polaformer.ops.polarity.plain import reciprocal
+from polaformer.ops.precision import reciprocal
 
 
 class NystromCore(WideCore):

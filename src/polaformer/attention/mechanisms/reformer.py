@@ -34,7 +34,7 @@ from torch import Tensor
 from polaformer.arguments import check_integer
 from polaformer.attention.core import Facts, WideCore
 from polaformer.attention.mechanisms.local import pad_mask, pad_tokens
-from polaformer.ops.polarity.plain import reciprocal
+from polaformer.ops.precision import reciprocal
 
 ITSELF = -1e5  # the score of a token with itself
 

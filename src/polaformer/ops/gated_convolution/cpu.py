@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polaformer.ops.gated_convolution import plain
-from polaformer.ops.gated_convolution.inputs import Inputs
+from polaformer.ops.gated_convolution.inputs import ConvolutionInputs
 from polaformer.ops.memory_layout import with_contiguous_rows
 from polaformer.ops.native import tensors
 from polaformer.ops.native.library import Kernel, find_kernel
@@ -54,7 +54,7 @@ def has_float16() -> bool:
     return _kernel().has_float16()
 
 
-def serves(inputs: Inputs) -> bool:
+def serves(inputs: ConvolutionInputs) -> bool:
     """Whether there is a kernel, and it can compute on this dtype and grid; warns once if there is none."""
     return 0 not in inputs.grid and _has_kernel() and (inputs.values.dtype != torch.float16 or has_float16())
 
@@ -74,14 +74,14 @@ def _has_kernel() -> bool:
     return reason is None
 
 
-def forward(inputs: Inputs) -> Tensor:
+def forward(inputs: ConvolutionInputs) -> Tensor:
     """(attended + convolution of the values) ⊙ gate, dense."""
     out = inputs.attended.new_empty(inputs.attended.shape)
     _call("gated_convolution", inputs, {"out": out})
     return out
 
 
-def backward(grad: Tensor, inputs: Inputs) -> list[Tensor]:
+def backward(grad: Tensor, inputs: ConvolutionInputs) -> list[Tensor]:
     """The gradients of attended, values and weight, then of bias and gate if given, dense."""
     attended, values, weight, bias, gate, _ = inputs
     grad_attended, grad_values, grad_gate = (x.new_empty(x.shape) for x in (attended, values, attended))
@@ -99,7 +99,7 @@ def backward(grad: Tensor, inputs: Inputs) -> list[Tensor]:
     return gradients + ([] if gate is None else [grad_gate])
 
 
-def _call(name: str, inputs: Inputs, more: dict[str, Tensor], sums: Tensor | None = None) -> None:
+def _call(name: str, inputs: ConvolutionInputs, more: dict[str, Tensor], sums: Tensor | None = None) -> None:
     """Fill in the problem and run the kernel; more: tensors (B, T, C) beside attended, values and gate."""
     attended, values, weight, bias, gate, grid = inputs
     batch, num_tokens, channels = attended.shape

@@ -10,7 +10,7 @@ from torch import Tensor
 from polaformer.ops.grid import Grid
 
 
-class Inputs(NamedTuple):
+class ConvolutionInputs(NamedTuple):
     """The arguments of `gated_convolution`, in its order."""
 
     attended: Tensor  # (B, P + H·W, C)

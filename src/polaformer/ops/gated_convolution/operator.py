@@ -16,7 +16,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from polaformer.ops.dispatch import can_bypass_dispatcher, must_use_plain_operations
 from polaformer.ops.gated_convolution import cpu, plain
-from polaformer.ops.gated_convolution.inputs import Inputs
+from polaformer.ops.gated_convolution.inputs import ConvolutionInputs
 from polaformer.ops.grid import Grid
 from polaformer.ops.native.tensors import STORAGE_CODES
 from polaformer.ops.second_derivative import second_derivative
@@ -33,7 +33,7 @@ def gated_convolution(
     depthwise convolution with zero padding, k odd, the same for every head; gate: broadcastable to `attended`, or None for 1.
     The first P tokens are not convolved. The kernel sums in float32 or wider.
     """
-    inputs = Inputs(attended, values, weight, bias, gate, grid)
+    inputs = ConvolutionInputs(attended, values, weight, bias, gate, grid)
     _check(inputs)
     if gate is not None and gate.shape != attended.shape:
         _check_gate(gate, attended)
@@ -46,7 +46,7 @@ def gated_convolution(
     return _forward(*inputs[:5], *grid)
 
 
-def _fits_kernel(inputs: Inputs, grad: Tensor | None = None) -> bool:
+def _fits_kernel(inputs: ConvolutionInputs, grad: Tensor | None = None) -> bool:
     """Whether a kernel could take these tensors: on the CPU, tokens of one dtype. Loads no library, so it can be traced."""
     tokens = [x for x in (inputs.attended, inputs.values, inputs.gate, grad) if x is not None]
     dtypes = {x.dtype for x in tokens}
@@ -54,12 +54,12 @@ def _fits_kernel(inputs: Inputs, grad: Tensor | None = None) -> bool:
     return on_cpu and len(dtypes) == 1 and dtypes <= STORAGE_CODES.keys()
 
 
-def _compute(inputs: Inputs) -> Tensor:
+def _compute(inputs: ConvolutionInputs) -> Tensor:
     """By the kernel if it can, else in plain operations; dense either way."""
     return cpu.forward(inputs) if cpu.serves(inputs) else plain.forward(inputs).contiguous()
 
 
-def _check(inputs: Inputs) -> None:
+def _check(inputs: ConvolutionInputs) -> None:
     """Raise ValueError, before any work, for shapes that do not match: the kernel would read beyond the tensors."""
     attended, values, weight, bias, _, (height, width) = inputs
     if attended.ndim != 3 or values.ndim != 3 or attended.shape[0] != values.shape[0] or attended.shape[2] != values.shape[2]:
@@ -97,7 +97,7 @@ def _check_gate(gate: Tensor, attended: Tensor) -> None:
         )
 
 
-def _check_registered(inputs: Inputs, grad: Tensor | None = None) -> None:
+def _check_registered(inputs: ConvolutionInputs, grad: Tensor | None = None) -> None:
     """Check also what `gated_convolution` ensures: anybody can call a registered operator."""
     _check(inputs)
     attended = inputs.attended
@@ -117,7 +117,7 @@ def _check_registered(inputs: Inputs, grad: Tensor | None = None) -> None:
 def _forward(
     attended: Tensor, values: Tensor, weight: Tensor, bias: Tensor | None, gate: Tensor | None, height: int, width: int
 ) -> Tensor:
-    inputs = Inputs(attended, values, weight, bias, gate, (height, width))
+    inputs = ConvolutionInputs(attended, values, weight, bias, gate, (height, width))
     _check_registered(inputs)
     return _compute(inputs)
 
@@ -133,7 +133,7 @@ def _backward(
     height: int, width: int,
 ) -> list[Tensor]:  # fmt: skip
     """The gradients of attended, values and weight, then of bias and gate if given."""
-    inputs = Inputs(attended, values, weight, bias, gate, (height, width))
+    inputs = ConvolutionInputs(attended, values, weight, bias, gate, (height, width))
     _check_registered(inputs, grad)
     return cpu.backward(grad, inputs) if cpu.serves(inputs) else plain.backward(grad, inputs)
 
@@ -163,7 +163,9 @@ def _second_derivative(ctx: Any, cotangents: list[Tensor | None]) -> tuple:
     grad, *tensors = ctx.saved_tensors
     grid = ctx.height, ctx.width
     found = second_derivative(
-        lambda attended, values, weight, bias, gate: plain.forward(Inputs(attended, values, weight, bias, gate, grid)),
+        lambda attended, values, weight, bias, gate: plain.forward(
+            ConvolutionInputs(attended, values, weight, bias, gate, grid)
+        ),
         grad,
         tensors,
         cotangents,

@@ -4,11 +4,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polaformer.ops.gated_convolution.inputs import Inputs
+from polaformer.ops.gated_convolution.inputs import ConvolutionInputs
 from polaformer.ops.grid import Grid
 
 
-def forward(inputs: Inputs) -> Tensor:
+def forward(inputs: ConvolutionInputs) -> Tensor:
     """(attended + convolution of the values) ⊙ gate; weight and bias are cast to the dtype of the values. Differentiable."""
     attended, values, weight, bias, gate, grid = inputs
     weight, bias = weight.to(values.dtype), None if bias is None else bias.to(values.dtype)
@@ -22,7 +22,7 @@ def forward(inputs: Inputs) -> Tensor:
     return out if gate is None else out * gate
 
 
-def backward(grad: Tensor, inputs: Inputs) -> list[Tensor]:
+def backward(grad: Tensor, inputs: ConvolutionInputs) -> list[Tensor]:
     """The gradients of attended, values and weight, then of bias and gate if given, as autograd would find them for `forward`.
 
     In closed form, because a registered operator cannot call autograd.

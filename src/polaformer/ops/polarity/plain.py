@@ -26,7 +26,7 @@ from torch import Tensor
 
 from polaformer.ops.memory_layout import match_layout
 from polaformer.ops.polarity.inputs import Gradients, Inputs
-from polaformer.ops.precision import computing_dtype, without_autocast
+from polaformer.ops.precision import computing_dtype, reciprocal, without_autocast
 
 # Represents the logarithm of zero: so far below the logarithm of any product of two floats that an absent channel never sets
 # the shift, and finite, so that 0 · FLOOR is 0.
@@ -299,12 +299,6 @@ def attend_backward(grad: Tensor, norm: Tensor, queries: Signed, memory: Memory,
 def shifted_eps(memory: Memory, shift: Tensor) -> Tensor | float:
     """n · eps in the units of a shifted denominator, (B, H, T, 1); infinite where the true sum is negligible beside it."""
     return 0.0 if memory.log_added is None else (memory.log_added - shift).exp2()
-
-
-def reciprocal(norm: Tensor) -> Tensor:
-    """1 / norm, and 0 where norm is 0."""
-    empty = norm == 0
-    return torch.where(empty, 0.0, 1 / torch.where(empty, 1.0, norm))
 
 
 def sum_to_power(x: Tensor) -> Tensor:

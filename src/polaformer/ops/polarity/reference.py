@@ -60,7 +60,7 @@ def subtractive_map(q: Tensor, k: Tensor, power: Tensor, *, mask: Tensor | None 
 
 
 def published_polarity_attention(q: Tensor, k: Tensor, v: Tensor, power: Tensor, *, eps: float = 1e-6) -> Tensor:
-    """Steps 5 to 8 of the authors' layer as they compute them: four powers, concatenations, matrix products, eps.
+    """Steps 5 to 8 of the authors' layer as they compute them: four powers, concatenations, matmuls, eps.
 
     Shapes as in `polaformer.polarity_attention`; no mask; everything in the input's dtype.
     """

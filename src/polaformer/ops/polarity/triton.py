@@ -3,7 +3,7 @@
 The mathematics is that of `polaformer.ops.polarity.plain`. The kernels, and how they keep it safe at every magnitude, are in
 `polaformer.ops.polarity.triton_kernels`, which is imported on first use, so that this module does not need triton.
 
-Precision. Everything is computed in float32. For float32 inputs the matrix products are plain float32 ("ieee"). For float16 and
+Precision. Everything is computed in float32. For float32 inputs the matmuls are plain float32 ("ieee"). For float16 and
 bfloat16 inputs the operands stay float32 and tensor cores multiply them as three bfloat16 products ("bf16x3": each operand in
 two parts, the product of the two small parts left out), which moves values and gradients by 5e-5 of their norm, where rounding
 a float16 result moves them by 2e-4. A single half-precision product would be faster but not sound: emulated, float16 or TF32
@@ -50,7 +50,7 @@ class Sizes(NamedTuple):
 
     width: int  # D
     half: int  # ceil(D / 2)
-    padded: int  # the next power of two, at least 16, the minimum of a matrix product
+    padded: int  # the next power of two, at least 16, the minimum of a matmul
     block: int  # tokens at a time
     state_tile: int  # value columns at a time where keys or queries are summed into a state, of one stream or of both
     token_tile: int  # value columns at a time where tokens meet a state
@@ -68,7 +68,7 @@ class Launch(NamedTuple):
     s: Tensor | None  # (H, D): scale
     mask: Tensor | None
     sizes: Sizes
-    precision: str  # of matrix products; see the top of this file
+    precision: str  # of matmuls; see the top of this file
 
 
 def describe() -> str:
@@ -308,7 +308,7 @@ def _missing_device() -> str | None:
 def _sizes(q: Tensor) -> Sizes:
     """The table of sizes: compiled for compute capability 8.0, these spill few or no registers and take less than 99 KiB.
 
-    Larger blocks spill: every warp holds the operands of the matrix products that it needs.
+    Larger blocks spill: every warp holds the operands of the matmuls that it needs.
     """
     width = q.shape[-1]
     padded = max(16, 1 << (width - 1).bit_length())

@@ -1,6 +1,6 @@
 """The Triton kernels of polarity-aware attention; `polaformer.ops.polarity.triton` launches them.
 
-Features never reach global memory: every kernel forms them in registers from q or k and feeds them to a matrix product.
+Features never reach global memory: every kernel forms them in registers from q or k and feeds them to a matmul.
 
     find_peaks           largest |k| of each channel and sign          one program per head and split of keys
     summarise            state Σ features ⊗ v and total Σ features     … and tile of value columns

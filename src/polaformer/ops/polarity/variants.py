@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from polaformer.ops.polarity import plain
-from polaformer.ops.precision import without_autocast
+from polaformer.ops.precision import reciprocal, without_autocast
 
 
 @without_autocast
@@ -36,7 +36,7 @@ def subtractive_attention(
     """
     queries, _, memory, power = _prepare(q, k, v, power, mask, eps)
     difference, norm = _signed_features(queries, memory, power)
-    return ((difference @ memory.state) * plain.reciprocal(norm)).to(v.dtype)
+    return ((difference @ memory.state) * reciprocal(norm)).to(v.dtype)
 
 
 @without_autocast
@@ -47,7 +47,7 @@ def polarity_maps(
     queries, keys, memory, power = _prepare(q, k, k, power, mask, eps)
     same, same_norm = plain.query_features(queries, memory, power)
     opposite, opposite_norm = plain.query_features(queries.flipped(), memory, power)
-    return (same @ keys.mT) * plain.reciprocal(same_norm), (opposite @ keys.mT) * plain.reciprocal(opposite_norm)
+    return (same @ keys.mT) * reciprocal(same_norm), (opposite @ keys.mT) * reciprocal(opposite_norm)
 
 
 @without_autocast
@@ -55,7 +55,7 @@ def subtractive_map(q: Tensor, k: Tensor, power: Tensor, *, mask: Tensor | None 
     """The explicit map that `subtractive_attention` applies, (B, H, N, M)."""
     queries, keys, memory, power = _prepare(q, k, k, power, mask, eps)
     difference, norm = _signed_features(queries, memory, power)
-    return (difference @ keys.mT) * plain.reciprocal(norm)
+    return (difference @ keys.mT) * reciprocal(norm)
 
 
 def _prepare(
