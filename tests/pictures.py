@@ -1,4 +1,4 @@
-"""Small data sets of pictures, on disk in several forms."""
+"""Small datasets of pictures, on disk in several forms."""
 
 import io
 import random

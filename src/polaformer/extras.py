@@ -6,7 +6,7 @@ from polaformer.errors import MissingExtraError
 
 
 def require(extra: str, *packages: str) -> None:
-    """Raise MissingExtraError unless all `packages`, which polaformer[extra] installs, can be imported.
+    """Raises MissingExtraError unless all `packages`, which polaformer[extra] installs, can be imported.
 
     Imports nothing, so it can be called before any work starts.
     """

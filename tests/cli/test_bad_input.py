@@ -466,7 +466,7 @@ EVAL: dict[str, Case] = {
     "an unknown precision": Case(evaluate("--precision", "fp8"), USAGE, ["--precision"]),
     "an unknown way to resize": Case(evaluate("--resize", "longer"), USAGE, ["--resize"]),
     "weights without data": Case(
-        evaluate(checkpoint="weights.safetensors"), USAGE, ["weights.safetensors belongs to no run", "give it with --data"]
+        evaluate(checkpoint="weights.safetensors"), USAGE, ["weights.safetensors is not part of a run", "give one with --data"]
     ),
     "data of other classes": Case(
         evaluate("--data", "photos"), USAGE, ["the data have the 2 classes one, zero, the model has the 10 classes 0, 1, 2, …"]

@@ -57,7 +57,7 @@ def compare(q: Tensor, k: Tensor, powers: Sequence[float] = POWERS) -> list[Shar
 
 
 def digit_images(num_images: int) -> Tensor:
-    """The first handwritten digits of scikit-learn's bundled data set, (num_images, 8, 8), in [0, 1]."""
+    """The first handwritten digits of scikit-learn's bundled dataset, (num_images, 8, 8), in [0, 1]."""
     require("train", "sklearn")
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 

@@ -1,4 +1,4 @@
-"""`polaformer check`: find the problems in a data set before training does."""
+"""`polaformer check`: find the problems in a dataset before training does."""
 
 import os
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from polaformer.cli.command import DynamicCommand
+from polaformer.cli.command import REQUIRED, DynamicCommand
 from polaformer.cli.errors import BAD_DATA, UsageError
 from polaformer.cli.options import parse, peek_option, positional_arguments, print_help, wants_help
 from polaformer.cli.output import load, new_table, print_all, print_json, progress_bar
@@ -25,7 +25,7 @@ PROGRAM = "polaformer check"
 
 @dataclass(frozen=True)
 class Check(DynamicCommand):
-    """Read a whole data set and list its problems.
+    """Read a whole dataset and list its problems.
 
     Finds images that are damaged, truncated, too large, or not images; the same image in training and validation, or in two
     classes; and, given a manifest written earlier, files that have changed. The exit code is 65 if there are problems.
@@ -35,8 +35,8 @@ class Check(DynamicCommand):
     Example: polaformer check photos --write-manifest photos.json
     """
 
-    inputs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="DATA")]] = field(
-        default=(), metadata=POSITIONAL
+    inputs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="DATA", help_behavior_hint=REQUIRED)]] = (
+        field(default=(), metadata=POSITIONAL)
     )
     """The data, as for train: a folder, a .tar, an .npz, hfds:FOLDER, or digits."""
     task: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
@@ -51,7 +51,7 @@ class Check(DynamicCommand):
     def problems(self) -> list[str]:
         """All problems with the options, one string each."""
         names = ", ".join(self.inputs)
-        found = [] if len(self.inputs) == 1 else [f"several data sets given ({names}); name one, as in: {PROGRAM} photos"]
+        found = [] if len(self.inputs) == 1 else [f"several datasets given ({names}); name one, as in: {PROGRAM} photos"]
         if self.manifest is not None and not os.path.isfile(self.manifest):
             found.append(f"there is no manifest {self.manifest}; write one with --write-manifest {self.manifest}")
         if self.write_manifest is not None and os.path.lexists(self.write_manifest):
@@ -60,13 +60,13 @@ class Check(DynamicCommand):
 
     @classmethod
     def run_arguments(cls, arguments: Sequence[str]) -> int:
-        """Check the data set; the available options depend on the task."""
+        """Check the dataset; the available options depend on the task."""
         if wants_help(arguments):
             task = find_task(peek_option("task", arguments) or DEFAULT)
             return print_help(PROGRAM, cls.__doc__ or "", cls(), task.checking())
         data = positional_arguments(arguments, cls(), *(task.checking() for task in tasks().found.values()))
         if not data:
-            raise UsageError(f"no data given; name the data set, as in: {PROGRAM} photos")
+            raise UsageError(f"no data given; name the dataset, as in: {PROGRAM} photos")
         task = _task_of(data[0], peek_option("task", arguments))
         command, options = parse(arguments, cls(), task.checking(), program=PROGRAM)
         return command.run(task, options)

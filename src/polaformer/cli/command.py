@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+REQUIRED = "(required)"  # shown in the help instead of the default of an argument whose absence a command reports itself
+
 
 class Command(Protocol):
     """A command whose options are always the same; `tyro` parses them."""

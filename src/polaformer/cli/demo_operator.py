@@ -70,7 +70,7 @@ class DemoOperator:
     seed: int = 0
     """Seed of all random inputs."""
     json: bool = False
-    """Print the result as JSON on stdout and nothing else there."""
+    """Print the result as JSON on stdout, and nothing else."""
 
     def run(self) -> int:
         """Check the options, measure, draw and print."""
@@ -85,7 +85,7 @@ class DemoOperator:
         return 0
 
     def check(self) -> None:
-        """Raise UsageError for options that make no sense."""
+        """Raises UsageError for options that make no sense."""
         wrong = [length for length in self.lengths if not 1 <= length <= LONGEST]
         if wrong:
             raise UsageError(f"--lengths has {wrong[0]}; give integers from 1 to {LONGEST}")

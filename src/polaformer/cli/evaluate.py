@@ -1,4 +1,4 @@
-"""`polaformer eval`: evaluate a model on a data set, with exact counts for any number of processes."""
+"""`polaformer eval`: evaluate a model on a dataset, with exact counts for any number of processes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import tyro
 
 from polaformer.cli.checkpoint_option import CheckpointOption, find_checkpoint, task_for_help
-from polaformer.cli.command import DynamicCommand
+from polaformer.cli.command import REQUIRED, DynamicCommand
 from polaformer.cli.errors import UsageError
 from polaformer.cli.options import parse, print_help, wants_help
 from polaformer.cli.output import load, new_table, print_all, print_json, progress_bar
@@ -19,10 +19,10 @@ PROGRAM = "polaformer eval"
 
 @dataclass(frozen=True)
 class Evaluate(DynamicCommand):
-    """Evaluate a model on the validation split of a data set.
+    """Evaluate a model on the validation split of a dataset.
 
     Each sample is counted once, even with several processes. Samples are preprocessed as the weights file specifies. The
-    authors' weights squash an image to a square; --resize shorter crops it, as is usual. The options below are for image
+    authors squash images to squares; --resize shorter crops them instead, as is usual. The options below are for image
     classification; --checkpoint PATH --help lists those for the task of these weights.
 
     Example: polaformer eval --checkpoint runs/digits/pola-vit-tiny/20261116-120000-0
@@ -32,8 +32,8 @@ class Evaluate(DynamicCommand):
     Example: torchrun --nproc-per-node 4 -m polaformer eval --checkpoint pola_swin_tiny.safetensors --data imagenet
     """
 
-    checkpoint: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
-    """A run, one of its checkpoints, or a weights file; required."""
+    checkpoint: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint=REQUIRED)] = None
+    """A run, one of its checkpoints, or a weights file."""
     json: bool = False
     """Print the result as JSON on stdout, and nothing else."""
 
@@ -57,7 +57,7 @@ class Evaluate(DynamicCommand):
 
         around = find_run(checkpoint.path)
         if around is None and options.data is None:
-            raise UsageError(f"{checkpoint.path} belongs to no run, so its data set is unknown; give it with --data")
+            raise UsageError(f"{checkpoint.path} is not part of a run, so there is no default dataset; give one with --data")
         predictor = checkpoint.task.predictor(checkpoint.weights)
         recipe = load_recipe(around) if around is not None and options.data is None else None
         evaluation = predictor.evaluation(options, recipe)

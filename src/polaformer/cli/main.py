@@ -39,10 +39,10 @@ COMMANDS: dict[str, Entry] = {
     ),
     "train": Entry("train", "Train", "Train a recipe, optionally on your own data."),
     "resume": Entry("resume", "Resume", "Resume a stopped or killed run, bit-for-bit as if it had never been interrupted."),
-    "eval": Entry("evaluate", "Evaluate", "Evaluate a model on the validation split of a data set."),
+    "eval": Entry("evaluate", "Evaluate", "Evaluate a model on the validation split of a dataset."),
     "predict": Entry("predict", "Predict", "Predict with a trained model: for each image, its most probable classes."),
     "sweep": Entry("sweep", "Sweep", "Train every cell of a sweep with every seed, and tabulate mean and standard deviation."),
-    "check": Entry("check", "Check", "Read a whole data set and list its problems."),
+    "check": Entry("check", "Check", "Read a whole dataset and list its problems."),
     "models": Entry("models", "Models", "List the models: attention of each stage, parameters, MACs, and the paper's numbers."),
     "convert": Entry(
         "convert", "Convert", "Convert the authors' .pth, timm weights or any state dict to our safetensors format."

@@ -28,7 +28,7 @@ class Models:
     """Model names to list; * matches anything, as in "*_384"."""
     task: str = DEFAULT
     """The task whose models to list."""
-    attention: tuple[str, ...] = ()
+    attention: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="(default: none)")] = ()
     """Mechanisms to use instead of each model's own, or "all"; without PATTERN: the rows of the paper's Table 1."""
     json: bool = False
     """Print the result as JSON on stdout, and nothing else."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import tyro
 
 from polaformer.cli.checkpoint_option import CheckpointOption, find_checkpoint, task_for_help
-from polaformer.cli.command import DynamicCommand
+from polaformer.cli.command import REQUIRED, DynamicCommand
 from polaformer.cli.errors import BAD_DATA, UsageError
 from polaformer.cli.options import parse, print_help, wants_help
 from polaformer.cli.output import new_table, print_all, print_json, print_line, progress_bar
@@ -27,12 +27,12 @@ class Predict(DynamicCommand):
     Example: polaformer predict cat.jpg dog.png --checkpoint runs/digits/pola-vit-tiny/20261116-120000-0 --top 3
     """
 
-    inputs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="INPUT")]] = field(
-        default=(), metadata=POSITIONAL
+    inputs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="INPUT", help_behavior_hint=REQUIRED)]] = (
+        field(default=(), metadata=POSITIONAL)
     )
     """Input files, such as images."""
-    checkpoint: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
-    """A run, one of its checkpoints, or a weights file; required."""
+    checkpoint: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint=REQUIRED)] = None
+    """A run, one of its checkpoints, or a weights file."""
     json: bool = False
     """Print the result as JSON on stdout, and nothing else."""
 

@@ -22,7 +22,7 @@ from polaformer.tasks.stored_recipe import load_recipe
 class Resume(DynamicCommand):
     """Resume a stopped or killed run, bit-for-bit as if it had never been interrupted.
 
-    Resumes from the newest intact checkpoint; damaged ones are reported and skipped. A finished run is evaluated again.
+    Resumes from the newest valid checkpoint; damaged ones are reported and skipped. A finished run is evaluated again.
 
     Example: polaformer resume runs/digits/pola-vit-tiny/20261116-120000-0
     """

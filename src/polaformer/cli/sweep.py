@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from polaformer.cli.command import REQUIRED
 from polaformer.cli.errors import INCORRECT, UsageError
 from polaformer.cli.output import new_table, prepare_folder, print_all, print_json, print_line, to_json
 from polaformer.cli.sweep_training import train_runs
@@ -36,7 +37,7 @@ class Sweep:
     Example: polaformer sweep ablation.toml rivals.toml --out sweeps/paper --dry-run
     """
 
-    files: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILE")]] = ()
+    files: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILE", help_behavior_hint=REQUIRED)]] = ()
     """Files that describe the cells; several files form one sweep."""
     out: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
     """Directory for runs and results; sweeps/NAME if not given, where NAME is the name of the first file."""

@@ -13,7 +13,7 @@ _PLAIN = (str, int, float, bool, type(None))
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Some samples. A task adds fields: tensors, numbers, strings, None, and lists, tuples and dicts of them, nested at will.
+    """A batch of samples. A task adds fields: tensors, numbers, strings, None, and nested lists, tuples and dicts of these.
 
     Keys of dicts must be strings, and named tuples are refused, so that a batch survives a round trip through a file.
 

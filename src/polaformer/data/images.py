@@ -31,7 +31,7 @@ def read_image(path: str | PathLike[str], *, channels: int = 3, most_pixels: int
 
 
 def read_file(path: str | PathLike[str]) -> bytes:
-    """The bytes of a file; raises ImageError, also for what might never end: pipes, devices, oversized files."""
+    """The bytes of a file; raises ImageError if it cannot be read, is too large, or is a pipe or device."""
     try:
         return read_regular(path)
     except (OSError, ValueError) as error:

@@ -5,7 +5,7 @@ of what there is to learn, and their learning rate, scaled down to a small batch
 scratch with light augmentation. `photos/pola-pvt-tiny-finetune` starts from weights of the same model (`--checkpoint`) with
 layer-wise learning rate decay; it gets a new head if the classes differ. docs/results.md has a run of the first.
 
-Photos keep their aspect ratio (`resize="shorter"`): they are cropped, not squeezed. The learning rates are for 64 images per
+Photos keep their aspect ratio (`resize="shorter"`): they are cropped, not squashed. The learning rates are for 64 images per
 update and scale with `--batch-size`. On a GPU, `--img-size 224 --epochs 100` is affordable.
 """
 

@@ -1,4 +1,4 @@
-"""Settings that recipes for small data sets share."""
+"""Settings that recipes for small datasets share."""
 
 from dataclasses import replace
 

@@ -88,7 +88,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Audit:
-    """The contents of a data set and the problems in it."""
+    """The contents of a dataset and the problems in it."""
 
     parts: dict[str, dict[str, Any]]  # facts about each part, by name
     problems: list[dict[str, str]]  # each with "part", the name of the sample and "text"

@@ -35,7 +35,7 @@ class Counts(Protocol):
 
 
 class Objective(Protocol):
-    """What is learnt: a loss, and how to evaluate."""
+    """What is learned: a loss, and how to evaluate."""
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """The mean loss of a batch. Its floating-point tensors have the dtype of the weights. Called under autocast."""

@@ -17,7 +17,7 @@ class Metric:
 
     @property
     def label(self) -> str:
-        """Its name in texts."""
+        """The name as it is printed."""
         return self.name.replace("_", " ")
 
     def is_better(self, value: float, than: float | None) -> bool:

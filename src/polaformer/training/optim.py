@@ -46,7 +46,7 @@ def parameter_groups(model: nn.Module, settings: Settings) -> list[dict[str, Any
 
 
 def check_trainable(model: nn.Module, settings: Settings) -> None:
-    """Raise SettingsError unless the model supports the settings: frozen stages, layer decay, gradient checkpointing."""
+    """Raises SettingsError unless the model supports the settings: frozen stages, layer decay, gradient checkpointing."""
     problems = []
     if settings.grad_checkpointing and not hasattr(model, "set_grad_checkpointing"):
         kind = type(model).__name__
@@ -71,12 +71,12 @@ def _unmatched_patterns(model: nn.Module, patterns: tuple[str, ...]) -> list[str
 
 
 def check_settings(settings: Settings) -> None:
-    """Raise SettingsError unless the optimiser can be used here with these settings."""
+    """Raises SettingsError unless the optimiser can be used here with these settings."""
     check_optimizer(settings.optimizer, cycles_momentum=settings.momentum_cycle is not None)
 
 
 def check_optimizer(name: str, *, cycles_momentum: bool = False) -> None:
-    """Raise SettingsError unless timm has an optimiser of that name that works here and whose state can be saved.
+    """Raises SettingsError unless timm has an optimiser of that name that works here and whose state can be saved.
 
     cycles_momentum: whether it must also have a momentum or betas.
     """

@@ -36,7 +36,7 @@ class Run:
 
     @staticmethod
     def check_new(folder: Path) -> None:
-        """Raise SettingsError if the directory is not empty, CannotWriteError if one of its parents is a file."""
+        """Raises SettingsError if the directory is not empty, CannotWriteError if one of its parents is a file."""
         with writing(folder):
             if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
                 hint = f"resume it with `polaformer resume {folder}`, or " if (folder / CONFIG).exists() else ""

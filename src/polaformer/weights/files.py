@@ -29,7 +29,7 @@ StateDict = dict[str, Any]
 
 FORMAT = {"format": "polaformer", "version": "1"}
 WRAPPERS = ("model", "state_dict", "state_dict_ema", "model_ema", "module")  # keys under which files keep the state dict
-MAX_BYTES = 4 * 2**30  # of a weights file: the largest of these models needs a third, with optimizer and EMA
+MAX_BYTES = 4 * 2**30  # of a weights file: the largest of these models needs a third, with optimiser and EMA
 MAX_WRAPPERS = 8  # how deeply a state dict may be nested
 NOT_PLAIN = "a sparse, quantised or meta tensor, or one with more elements than its storage holds"
 PREFIXES = ("module.", "_orig_mod.", "model.")  # before every name, if a wrapped model was saved
@@ -202,7 +202,7 @@ def is_plain_tensor(value: Any) -> bool:
 
 
 def check_storages(state: StateDict, size: int, origin: str) -> None:
-    """Raise WeightsError if the tensors take more memory than the file has bytes, which a genuine file never does."""
+    """Raises WeightsError if the tensors take more memory than the file has bytes, which a genuine file never does."""
     stored = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in state.values()}
     if sum(stored.values()) > size:
         raise WeightsError(f"{origin} has {size:,} bytes, but its tensors take {sum(stored.values()):,}; it was not loaded")

@@ -102,7 +102,7 @@ def _check_call(function: Any, arguments: Any) -> None:
 
 
 def _check_storage(reference: Any) -> None:
-    """Raise unless the key is a string of digits: 0 and "0", or "a" and "A", would read one archive entry twice."""
+    """Raises unless the key is a string of digits: 0 and "0", or "a" and "A", would read one archive entry twice."""
     key = reference[2] if isinstance(reference, tuple) and len(reference) == 5 else None
     if not isinstance(key, str) or not (key.isascii() and key.isdecimal()):
         raise UnpicklingError("a storage has no number")

@@ -91,7 +91,7 @@ def _open(root: Path, split: str) -> HuggingFace:
 
 
 def _check_files(root: Path) -> None:
-    """Raise DataError for files that `datasets` would wait for forever, or unpack until memory or the disk is full."""
+    """Raises DataError for files that `datasets` would wait for forever, or unpack until memory or the disk is full."""
     seen: set[str] = set()
     for folder, folders, names in os.walk(root, followlinks=True):
         where = os.path.realpath(folder)

@@ -18,7 +18,7 @@ def open_data(spec: str, *, val_share: float = 0.1) -> DataSplits:
     spec: "digits"; a folder of class folders, or of `train` and `val` with class folders in each; a .tar of class folders; a
     folder of .tar files (one per class, or WebDataset shards); an .npz file of arrays; "hfds:FOLDER", a Hugging Face dataset.
     Only an image folder with `test` besides `val` has a test split.
-    val_share: the share of images to hold out if there is no validation split. Which images these are depends on no seed.
+    val_share: the share of images to hold out if there is no validation split. The same images are held out for every seed.
     """
     if spec == DIGITS:
         return digits.open_digits()

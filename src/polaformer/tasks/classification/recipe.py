@@ -24,7 +24,7 @@ class ClassificationRecipe(Recipe):
     data: str | None = None
     """A folder of class folders (or of train and val), a .tar or a folder of them, an .npz, hfds:FOLDER, or digits."""
     val_share: float = 0.1
-    """Share of the images to hold out if the data have no validation part."""
+    """Share of the images to hold out if the data have no validation split."""
     on_bad_image: str = "error"
     """What to do with an unreadable image: error ends the run, skip replaces it by another one."""
     max_bad_share: float = 0.001
@@ -54,15 +54,15 @@ class ClassificationRecipe(Recipe):
     checkpoint: str | None = None
     """Weights to start from (file, run or checkpoint); a head for other classes is dropped, position tables are resized."""
     resize: str = "square"
-    """How evaluation resizes images: square squeezes them, as the authors do; shorter crops them, as is usual."""
+    """How evaluation resizes images: square squashes them, as the authors do; shorter crops them, as is usual."""
     crop_pct: float = 0.875
-    """Share of the resized image that the center crop of evaluation keeps."""
+    """Share of the resized image that the centre crop of evaluation keeps."""
     interpolation: str = "bicubic"
     """How to resize images: bicubic, bilinear, nearest, lanczos, or random (training only)."""
     mean: tuple[float, ...] = IMAGENET_MEAN
-    """Mean of each channel, for normalization; one number: grayscale images."""
+    """Mean of each channel, for normalisation; one number: greyscale images."""
     std: tuple[float, ...] = IMAGENET_STD
-    """Standard deviation of each channel, for normalization."""
+    """Standard deviation of each channel, for normalisation."""
     crop_scale: tuple[float, float] = (0.08, 1.0)
     """Smallest and largest share of an image that a random crop of training covers."""
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -70,9 +70,9 @@ class ClassificationRecipe(Recipe):
     hflip: float = 0.5
     """Probability of flipping a training image horizontally."""
     auto_augment: str | None = "rand-m9-mstd0.5-inc1"
-    """Augmentation policy, in timm's notation; None: color jitter only."""
+    """Augmentation policy, in timm's notation; None: colour jitter only."""
     color_jitter: float = 0.4
-    """Strength of color jitter, if auto_augment is None."""
+    """Strength of colour jitter, if auto_augment is None."""
     erase_prob: float = 0.25
     """Probability of replacing a random rectangle of a training image by noise (random erasing)."""
     mixup: float = 0.8

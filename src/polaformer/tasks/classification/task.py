@@ -36,16 +36,15 @@ class ClassificationEvaluation(EvaluationOptions):
     """How to evaluate; by default with the preprocessing stored in the weights file."""
 
     resize: Literal["square", "shorter"] | None = None
-    """How images become squares: square squeezes them (the authors' way), shorter resizes the shorter side and crops (the usual
-    way); as in training by default."""
+    """How to make images square: squash (square), or resize the shorter side and crop (shorter); as in training by default."""
     img_size: int | None = None
     """Height and width of the model's input, in pixels; as in training by default."""
     crop_pct: float | None = None
-    """Share of the resized image that the center crop keeps; as in training by default."""
+    """Share of the resized image that the centre crop keeps; as in training by default."""
     on_bad_image: Literal["error", "skip"] = "error"
     """What to do with an unreadable image: error ends the evaluation, skip leaves it out, counts and lists it."""
     val_share: float = 0.1
-    """Share of the images to hold out if the data have no validation part; give the value used in training."""
+    """Share of the images to hold out if the data have no validation split; give the value used in training."""
 
     def problems(self) -> list[str]:
         """All problems with the values, one line each."""
@@ -71,10 +70,10 @@ class ClassificationPrediction(PredictionOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationCheck(CheckOptions):
-    """How to read a data set of images."""
+    """How to read a dataset of images."""
 
     val_share: float = 0.1
-    """Share of the images to hold out if the data have no validation part; give the value used in training."""
+    """Share of the images to hold out if the data have no validation split; give the value used in training."""
 
     def problems(self) -> list[str]:
         """All problems with the values, one line each."""
@@ -109,7 +108,7 @@ class Classification(Task):
     def check(
         self, data: str, options: ClassificationCheck, known: Mapping[str, str] | None, begin: Callable[[int], Advance]
     ) -> Audit:
-        """Reads every image of all parts."""
+        """Read every image of all splits."""
         from polaformer.data.audit import audit
         from polaformer.data.sources.opening import open_data
 
