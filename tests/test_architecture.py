@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import polaformer
+from polaformer import attention
 from polaformer.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -93,7 +94,11 @@ def test_no_code_asks_which_task_it_is():
 
 def test_no_code_asks_which_mechanism_it_is():
     """A mechanism declares its facts; whoever needs one reads it there."""
-    asked = re.compile(r"isinstance\([^)]*\b[A-Z]\w*Core\)|getattr\((?:\w+\.)*core,|== \"(?:pola|softmax)\"")
+    names = "|".join(name for name in attention.names() if name not in ("linear", "local"))  # also kinds of gates and of MLPs
+    compared = rf"(?:[!=]=|(?<!for name )\bin) \(?[\"'](?:{names})[\"']|[\"'](?:{names})[\"'] (?:[!=]=|in\b)"
+    asked = re.compile(rf"isinstance\([^)]*\b[A-Z]\w*Core\)|(?:getattr|hasattr)\((?:\w+\.)+core,|getattr\(core,|{compared}")
+    for code in ('if name == "pola":', "'bigbird' != name", 'name in ("softmax", "linear")', "getattr(layer.core, 'seed')"):
+        assert asked.search(code)
     for path in FILES:
         found = asked.search(path.read_text())
         assert not found, f"{path}: {found and found[0]}"
