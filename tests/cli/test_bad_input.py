@@ -324,7 +324,7 @@ TRAIN: dict[str, Case] = {
         train(on_bad_image="ask"), USAGE, ["on_bad_image is 'ask'; choose one of error, skip"]
     ),
     "heads that do not fit": Case(train(num_heads=3), USAGE, ["dim 16 is not divisible by 3 heads"]),
-    "too many stages": Case(train("--num-heads", "2", "2"), USAGE, ["num_heads is (2, 2), 2 values for 1 stages"]),
+    "too many stages": Case(train("--num-heads", "2", "2"), USAGE, ["num_heads is (2, 2), 2 value(s) for 1 stage(s)"]),
     "half precision without a GPU": Case(
         train(precision="fp16"), USAGE, ["precision is 'fp16', which needs a GPU, but there is none"]
     ),

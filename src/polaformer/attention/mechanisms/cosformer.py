@@ -32,8 +32,8 @@ class CosformerCore(FeatureCore):
         super().__init__(num_heads, head_dim)
         if max_length is not None:
             check_integer(self.where, "max_length", max_length)
+            self.facts = replace(self.facts, max_length=max_length)
         self.max_length = max_length
-        self.facts = replace(self.facts, max_length=max_length)
 
     def check_call(self, q: Tensor, k: Tensor, bias: Tensor | None, cross: bool) -> None:
         """Raise ValueError for arguments that the mechanism does not support."""
