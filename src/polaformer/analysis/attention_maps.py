@@ -129,7 +129,7 @@ def _key_grid(layer: AttentionLayer, grid: Grid | None, num_keys: int) -> Grid |
 
 
 def _num_weights(layer: AttentionLayer, x: Tensor, context: Tensor | None = None, **_: Any) -> int:
-    """The entries of one map of the layer, before it is made; those of windows on the grid, and of all channels of Hydra's."""
+    """The number of entries of one map, without building it; of windows on the grid, and of all channels of Hydra's."""
     num_keys = (x if context is None else context).shape[1]
     ratio = 1 if layer.key_reduction is None else layer.key_reduction.ratio
     num_maps = layer.core.head_dim if layer.core.facts.num_maps is None else 1

@@ -26,10 +26,7 @@ BUSY = 0.1  # fraction of the processor that other programs may use before timin
 
 
 class Terminal(Console):
-    """Prints strings verbatim but escapes control characters: class and file names may contain escape sequences.
-
-    Commands print everything except JSON through it.
-    """
+    """Prints all output except JSON: strings verbatim, but with the control characters of class and file names escaped."""
 
     def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
         super().__init__(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)

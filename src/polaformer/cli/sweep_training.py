@@ -44,7 +44,7 @@ class SweepObserver(Protocol):
         ...
 
     def refresh(self) -> None:
-        """Some time has passed; called several times per second."""
+        """Called several times per second, to update what is shown."""
         ...
 
 

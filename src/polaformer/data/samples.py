@@ -44,7 +44,7 @@ class Sample:
 class Samples(Dataset[Sample]):
     """The samples of a reader by key; all their random draws depend on (seed, epoch, index) alone.
 
-    on_bad: "error" raises SampleError for an unusable sample. "skip" replaces it by another, chosen by (seed, epoch, index);
+    on_bad: "error" raises SampleError for an unusable sample. "skip" replaces it with another, chosen by (seed, epoch, index);
     with replace=False, for evaluation, it leaves the sample out.
     """
 

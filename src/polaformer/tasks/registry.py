@@ -46,7 +46,7 @@ def tasks() -> Tasks:
                 raise ValueError(f"there is already a task {task.name!r}")
             found[task.name] = task
         except Exception as error:
-            # Another package's code may fail in any way. The task is then missing, and whoever asks for it learns why.
+            # Another package's code may fail in any way. The task is then missing, and a request for it reports why.
             problems.append(f"the task {entry.name!r} of {entry.value} cannot be used: {type(error).__name__}: {error}")
     return Tasks(found, problems)
 

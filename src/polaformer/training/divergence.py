@@ -56,7 +56,7 @@ def read(path: Path, kind: type[Batch]) -> tuple[list[Batch], dict[str, Any]]:
         outlines = about["parts"] if "parts" in about else _outlines_from_names(tensors)
         return [kind.unflatten(tensors, outline) for outline in outlines], about
     except Exception as error:
-        # safetensors and JSON raise errors of their own for foreign files.
+        # safetensors and JSON raise their own errors for other files.
         raise DataError(f"{path} is not the batch of a diverged step: {error}; give a file from {FOLDER}/") from error
 
 

@@ -26,7 +26,7 @@ class ClassificationRecipe(Recipe):
     val_share: float = 0.1
     """Share of the images to hold out if the data have no validation split."""
     on_bad_image: str = "error"
-    """What to do with an unreadable image: error ends the run, skip replaces it by another one."""
+    """What to do with an unreadable image: error ends the run, skip replaces it with another one."""
     max_bad_share: float = 0.001
     """Share of the images of an epoch that may be skipped before the run ends; one is always allowed."""
     model: str = "pola_swin_tiny"
