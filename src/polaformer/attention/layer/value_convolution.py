@@ -56,7 +56,7 @@ class SequenceConvolution(nn.Conv2d):
 class DeformableConvolution(nn.Module):
     """A depthwise convolution whose sampling points are moved by offsets that a plain convolution predicts (initially zero).
 
-    The paper names "deformable convolution" and its accuracy only; groups and offsets are our reading, chosen to differ from
+    The paper names "deformable convolution" and its accuracy only; groups and offsets are our reconstruction, chosen to differ from
     the depthwise branch only in the deformation.
     """
 
