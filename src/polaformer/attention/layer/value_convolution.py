@@ -56,8 +56,8 @@ class SequenceConvolution(nn.Conv2d):
 class DeformableConvolution(nn.Module):
     """A depthwise convolution whose sampling points are moved by offsets that a plain convolution predicts (initially zero).
 
-    The paper names "deformable convolution" and its accuracy only; groups and offsets are our reconstruction, chosen to differ from
-    the depthwise branch only in the deformation.
+    The paper names "deformable convolution" and its accuracy only. Groups and offsets are our reconstruction, chosen to differ
+    from the depthwise branch only in the deformation.
     """
 
     def __init__(self, head_dim: int, kernel_size: tuple[int, int]) -> None:
