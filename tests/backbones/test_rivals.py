@@ -220,7 +220,7 @@ def test_reduced_keys_are_refused_by_what_relates_the_tokens_of_one_sequence():
     assert small("pola_pvt_tiny", attention="efficient", reductions=(2, 1, 1, 1))(images()).shape == (2, 5)
 
 
-class HalfTemperatureCore(SoftmaxCore):
+class TwoMapCore(SoftmaxCore):
     """Another mechanism that attends in windows, with two maps."""
 
     def weights(self, q, k, **options):
@@ -229,13 +229,13 @@ class HalfTemperatureCore(SoftmaxCore):
 
 
 def test_swin_attends_in_windows_with_any_mechanism_whose_facts_say_so(monkeypatch):
-    monkeypatch.setitem(registry._CORES, "tempered", HalfTemperatureCore)
+    monkeypatch.setitem(registry._CORES, "two_maps", TwoMapCore)
     torch.manual_seed(0)
-    options = {"attention": "linear,softmax,tempered,softmax", "attention_options": {"scale": 0.3}}
+    options = {"attention": "linear,softmax,two_maps,softmax", "attention_options": {"scale": 0.3}}
     model = small("pola_swin_tiny", **options).double().eval()
     layers = [stage.blocks[-1].attn for stage in model.stages]
     assert [type(layer) for layer in layers] == [AttentionLayer, WindowAttention, WindowAttention, WindowAttention]
-    assert [type(layer.core) for layer in layers[1:]] == [SoftmaxCore, HalfTemperatureCore, SoftmaxCore]
+    assert [type(layer.core) for layer in layers[1:]] == [SoftmaxCore, TwoMapCore, SoftmaxCore]
     assert [layer.core.scale for layer in layers[1:]] == [0.3, 0.3, 0.3]
     layer, sizes = layers[2], [(9, 9), (2, 9), (9, 9)]
     assert layer.shift > 0

@@ -43,8 +43,7 @@ USABLE = 0.8  # of the free memory: a forecast may be too low, and other program
 FORWARD, BOTH, SAVED = "forward", "both", "saved"  # inference; forward and backward; what is saved between the two
 PASSES = (FORWARD, BOTH)
 # The keys of the record's "facts", and the facts that they name.
-FACTS = {name: name for name in ("cost", "approximates", "stochastic", "cross")}
-FACTS |= {"together": "mixes_queries", "needs_length": "needs_length"}
+FACTS = {name: name for name in ("cost", "approximates", "stochastic", "cross", "needs_length")} | {"together": "mixes_queries"}
 
 
 @dataclass(frozen=True)
