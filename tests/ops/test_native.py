@@ -61,7 +61,7 @@ def cache(tmp_path, monkeypatch) -> Path:
 
 def _forget() -> None:
     told = (backends._fastest, backends._warn_of_plain_path)
-    for function in (cpu._kernel, convolution._kernel, convolution._has_kernel, compiler.version, *told):
+    for function in (cpu._kernel, convolution._kernel, convolution._missing_kernel, compiler.version, *told):
         function.cache_clear()
 
 

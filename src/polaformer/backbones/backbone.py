@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from polaformer.arguments import check_integer
 from polaformer.attention import AttentionLayer
-from polaformer.backbones.config import BackboneConfig, as_grid
+from polaformer.backbones.config import WHERE, BackboneConfig, as_grid
 from polaformer.backbones.token_layout import TokenLayout, pixel_layout
 from polaformer.ops.grid import Grid
 from polaformer.ops.precision import computing_dtype
@@ -151,7 +151,7 @@ class Backbone(nn.Module):
     def _checked_pool(self, global_pool: str) -> str:
         if global_pool not in self.pools:
             allowed = ", ".join(repr(pool) for pool in self.pools)
-            raise ValueError(f"{type(self).__name__}: global_pool is {global_pool!r}; choose one of {allowed}")
+            raise ValueError(f"{WHERE}: global_pool is {global_pool!r}; choose one of {allowed}")
         return global_pool
 
 

@@ -1,9 +1,9 @@
 """The arguments that all backbones share, checked once, and the settings of each stage that follow from them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from inspect import signature
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from timm.layers import calculate_drop_path_rates
@@ -67,6 +67,16 @@ class BackboneConfig:
     feature_norms: bool = False
 
     has_windows: ClassVar[bool] = False  # whether mechanisms that can attend in windows do so
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        """From the keyword arguments of a backbone; raises TypeError for those that it does not have."""
+        known = [field.name for field in fields(cls)]
+        unknown = [name for name in options if name not in known]
+        if unknown:
+            hint = nearest(unknown[0], known)
+            raise TypeError(f"{WHERE}: unexpected keyword argument {unknown[0]!r}; {hint}it takes {', '.join(known)}")
+        return cls(**options)
 
     def __post_init__(self) -> None:
         for name, least in (("patch_size", 1), ("in_chans", 1), ("num_classes", 0)):

@@ -68,7 +68,7 @@ class DeiT(Backbone):
     blocks: Any  # nn.ModuleList of Block
 
     def __init__(self, **options: Any) -> None:
-        config = DeiTConfig(**options)
+        config = DeiTConfig.of(options)
         self.pools = ("token", "avg", "") if config.class_token else ("avg", "")
         super().__init__(config)
         (stage,), (reduction,) = config.stages(), config.per_stage("reductions")

@@ -76,7 +76,7 @@ class PVT(Pyramid):
     config_type, translate = PVTConfig, staticmethod(translate_pvt)
 
     def __init__(self, **options: Any) -> None:
-        config = PVTConfig(**options)
+        config = PVTConfig.of(options)
         super().__init__(config)
         stages, reductions = [], config.key_reductions()
         for i, stage in enumerate(config.stages()):

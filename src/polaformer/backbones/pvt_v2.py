@@ -55,7 +55,7 @@ class PVTv2(Pyramid):
     config_type, translate = PVTConfig, staticmethod(translate_pvt)
 
     def __init__(self, **options: Any) -> None:
-        config = PVTConfig(**options)
+        config = PVTConfig.of(options)
         super().__init__(config)
         stages, reductions = [], config.key_reductions()
         for i, stage in enumerate(config.stages()):

@@ -80,7 +80,7 @@ class Swin(Pyramid):
     config_type, translate = SwinConfig, staticmethod(translate_swin)
 
     def __init__(self, **options: Any) -> None:
-        config = SwinConfig(**options)
+        config = SwinConfig.of(options)
         super().__init__(config)
         stages, windows = [], config.per_stage("windows")
         for i, stage in enumerate(config.stages()):

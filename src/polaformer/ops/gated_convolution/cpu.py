@@ -54,9 +54,13 @@ def has_float16() -> bool:
     return _kernel().has_float16()
 
 
-def serves(inputs: ConvolutionInputs) -> bool:
-    """Whether there is a kernel, and it can compute on this dtype and grid; warns once if there is none."""
-    return 0 not in inputs.grid and _has_kernel() and (inputs.values.dtype != torch.float16 or has_float16())
+def unsupported_reason(inputs: ConvolutionInputs) -> str | None:
+    """Why the kernel cannot compute on these tensors, in one line; None if it can. Warns once if there is no kernel."""
+    if 0 in inputs.grid:
+        return "the grid is empty"
+    if inputs.values.dtype == torch.float16 and _missing_kernel() is None and not has_float16():
+        return "its compiler does not support float16"
+    return _missing_kernel()
 
 
 @functools.cache
@@ -66,12 +70,12 @@ def _kernel() -> Kernel:
 
 
 @functools.cache
-def _has_kernel() -> bool:
-    """Whether there is a kernel. Warns if not, unless the operator warns, because its kernel is missing too."""
+def _missing_kernel() -> str | None:
+    """`unavailable_reason`; warns of it, unless the operator warns, because its kernel is missing too."""
     reason = unavailable_reason()
     if reason is not None and polarity_cpu.unavailable_reason() is None:
         warnings.warn(f"polaformer: plain PyTorch computes the layer's convolution and gate, slower: {reason}", stacklevel=2)
-    return reason is None
+    return reason
 
 
 def forward(inputs: ConvolutionInputs) -> Tensor:

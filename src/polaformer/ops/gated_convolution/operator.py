@@ -56,7 +56,7 @@ def _fits_kernel(inputs: ConvolutionInputs, grad: Tensor | None = None) -> bool:
 
 def _compute(inputs: ConvolutionInputs) -> Tensor:
     """By the kernel if it can, else in plain operations; dense either way."""
-    return cpu.forward(inputs) if cpu.serves(inputs) else plain.forward(inputs).contiguous()
+    return cpu.forward(inputs) if cpu.unsupported_reason(inputs) is None else plain.forward(inputs).contiguous()
 
 
 def _check(inputs: ConvolutionInputs) -> None:
@@ -135,7 +135,7 @@ def _backward(
     """The gradients of attended, values and weight, then of bias and gate if given."""
     inputs = ConvolutionInputs(attended, values, weight, bias, gate, (height, width))
     _check_registered(inputs, grad)
-    return cpu.backward(grad, inputs) if cpu.serves(inputs) else plain.backward(grad, inputs)
+    return cpu.backward(grad, inputs) if cpu.unsupported_reason(inputs) is None else plain.backward(grad, inputs)
 
 
 @_backward.register_fake

@@ -1,5 +1,1 @@
 """Polarity-aware linear attention: the operator and its backends."""
-
-from polaformer.ops.allocator import keep_freed_memory
-
-keep_freed_memory()

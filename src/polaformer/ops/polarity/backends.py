@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from polaformer.ops.allocator import keep_freed_memory
 from polaformer.ops.polarity import cpu, plain, triton
 from polaformer.ops.polarity.inputs import Gradients, Inputs
 
@@ -29,7 +30,10 @@ class Backend(Protocol):
         ...
 
     def unsupported_reason(self, device: str, dtype: torch.dtype, width: int) -> str | None:
-        """Why it cannot compute on tensors of this device type, dtype and head width, in one line; None if it can."""
+        """Why it cannot compute on tensors of this device type, dtype and head width, in one line; None if it can.
+
+        Called only where it can be used.
+        """
         ...
 
     def forward(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -55,6 +59,7 @@ FASTEST = {"cpu": "cpu", "cuda": "triton"}  # by device type, where it works; th
 
 def choose(name: str, q: Tensor) -> Backend:
     """The module that computes on tensors like q (B, H, N, D); raises ValueError if the requested one cannot."""
+    keep_freed_memory()
     if name == "auto":
         return MODULES[_fastest(q.device.type, q.dtype, q.shape[3])]
     reason = _refusal_reason(name, q.device.type, q.dtype, q.shape[3])
@@ -89,4 +94,4 @@ def _warn_of_plain_path(reason: str) -> None:
 
 def _refusal_reason(name: str, device: str, dtype: torch.dtype, width: int) -> str | None:
     """Why the backend cannot compute on such tensors here; None if it can."""
-    return MODULES[name].unsupported_reason(device, dtype, width) or MODULES[name].unavailable_reason()
+    return MODULES[name].unavailable_reason() or MODULES[name].unsupported_reason(device, dtype, width)

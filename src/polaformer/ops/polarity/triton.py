@@ -25,6 +25,7 @@ import functools
 import importlib
 import importlib.util
 import os
+import sys
 from math import frexp
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ from torch import Tensor
 from polaformer.ops.memory_layout import empty_like_heads, with_contiguous_rows
 from polaformer.ops.polarity.inputs import Gradients, Inputs
 
+WHERE, KERNELS = "polaformer.ops.polarity.triton", "polaformer.ops.polarity.triton_kernels"
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_WIDTH = 256
 # Programs per multiprocessor: as many as its registers hold at once.
@@ -85,8 +87,12 @@ def unavailable_reason() -> str | None:
 
 def unsupported_reason(device: str, dtype: torch.dtype, width: int) -> str | None:
     """Why the kernels cannot compute on such tensors, in one line; None if they can."""
-    if dtype == torch.float64 or width > MAX_WIDTH:
-        return f"it supports neither float64 nor heads wider than {MAX_WIDTH}"
+    if dtype not in DTYPES:
+        return f"it supports float16, bfloat16 and float32 but the tensors are {dtype}"
+    if width > MAX_WIDTH:
+        return f"it supports heads of width up to {MAX_WIDTH}, which fit on a multiprocessor, but these have {width}"
+    if device != "cuda" and not _interprets():
+        return f"it computes on CUDA and ROCm devices (with TRITON_INTERPRET=1 anywhere) but the tensors are on {device}"
     return None
 
 
@@ -259,26 +265,23 @@ def _summarise_backward(
 
 def _load_kernels(q: Tensor) -> ModuleType | SimpleNamespace:
     """The kernels, after checking that they can take q."""
-    where = "polaformer.ops.polarity.triton"
     reason = unavailable_reason()
     if reason is not None:
-        raise RuntimeError(f"{where}: {reason}")
-    if q.dtype not in DTYPES:
-        raise ValueError(f"{where}: q has dtype {q.dtype}; give float16, bfloat16 or float32, or use the backend 'torch'")
-    if q.shape[-1] > MAX_WIDTH:
-        raise ValueError(
-            f"{where}: q has head width {q.shape[-1]}; give at most {MAX_WIDTH}, which fits on a multiprocessor, or use 'torch'"
-        )
-    kernels = importlib.import_module("polaformer.ops.polarity.triton_kernels")
-    if q.device.type != "cuda" and not kernels.INTERPRETED:
-        raise ValueError(
-            f"{where}: q is on {q.device}; move it to a CUDA or ROCm device, "
-            "or set TRITON_INTERPRET=1 before anything is computed"
-        )
+        raise RuntimeError(f"{WHERE}: {reason}")
+    reason = unsupported_reason(q.device.type, q.dtype, q.shape[-1])
+    if reason is not None:
+        raise ValueError(f"{WHERE}: {reason}; use the backend 'torch'")
+    kernels = importlib.import_module(KERNELS)
     if _tunes(q):
         tuned: SimpleNamespace = kernels.tuned()
         return tuned
     return kernels
+
+
+def _interprets() -> bool:
+    """Whether the kernels run, or would run, in the interpreter; decided when they are imported."""
+    kernels = sys.modules.get(KERNELS)
+    return _interpreter_requested() if kernels is None else kernels.INTERPRETED
 
 
 def _tunes(q: Tensor) -> bool:
