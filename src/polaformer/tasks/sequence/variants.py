@@ -1,0 +1,42 @@
+"""The mechanisms of the Long Range Arena's rows by name, such as "pola-a3" or "softmax". Needs no PyTorch."""
+
+from typing import NamedTuple
+
+ALPHAS = (3, 5, 7)  # of pola, in the paper's table
+# Every other registered mechanism; a test compares the names with the registry, which needs PyTorch.
+RIVALS = (
+    "softmax",
+    "local",
+    "linear",
+    "reformer",
+    "performer",
+    "synthesizer",
+    "longformer",
+    "informer",
+    "bigbird",
+    "linformer",
+    "kernelized",
+    "cosformer",
+    "nystrom",
+    "skyformer",
+    "hedgehog",
+    "angular",
+    "efficient",
+    "enhanced",
+    "focused",
+    "hydra",
+    "mobile",
+)
+UNTRIMMED = ("reformer", "informer", "bigbird")  # their results depend on padding; a test compares this with their facts
+
+
+class Variant(NamedTuple):
+    """A mechanism with its options."""
+
+    attention: str
+    options: tuple[str, ...] | None = None
+
+
+VARIANTS = {f"pola-a{alpha}": Variant("pola", (f"alpha={alpha}",)) for alpha in ALPHAS} | {
+    name: Variant(name) for name in RIVALS
+}
