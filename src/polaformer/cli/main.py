@@ -61,6 +61,11 @@ COMMANDS: dict[str, Entry] = {
     "bench attention": Entry(
         "bench_attention", "BenchAttention", "Compare all attention mechanisms: time and memory against the number of tokens."
     ),
+    "table lra": Entry(
+        "table_lra",
+        "TableLra",
+        "Show the paper's table of the Long Range Arena beside the accuracies of our own runs.",
+    ),
     "env": Entry("env", "Env", "Show backends (and why some are unavailable), versions, devices and the machine."),
 }
 

@@ -9,6 +9,7 @@ Pathfinder (5e-4; Skyformer has 2e-4). Text selects its weights on the test set,
 from dataclasses import replace
 from typing import Any
 
+from polaformer.tasks.sequence.published import TASKS, printed_accuracy
 from polaformer.tasks.sequence.recipe import SequenceRecipe
 from polaformer.tasks.sequence.variants import UNTRIMMED, VARIANTS
 
@@ -33,42 +34,21 @@ COMMON = SequenceRecipe(
     log_every=50,
     num_workers=0,
 )
-TASKS: dict[str, dict[str, Any]] = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "listops": {"lr": 1e-4, "batch_size": 32, "warmup_steps": 1000, "eval_every_steps": 500, "eval_sequences": 1984},
     "text": {"lr": 1e-4, "batch_size": 32, "warmup_steps": 80, "eval_every_steps": 500, "eval_sequences": 6400},
     "retrieval": {"lr": 2e-4, "batch_size": 16, "warmup_steps": 800, "eval_every_steps": 1000, "eval_sequences": 4800},
     "pathfinder": {"lr": 5e-4, "batch_size": 128, "warmup_steps": 312, "eval_every_steps": 500, "eval_sequences": 19_968},
     "image": {"lr": 1e-4, "batch_size": 256, "warmup_steps": 175, "eval_every_steps": 50},
 }
-# Text / ListOps / Retrieval / Pathfinder / Image, in %, as printed in the paper.
-PRINTED: dict[str, tuple[float, float, float, float, float]] = {
-    "softmax": (61.55, 38.71, 80.93, 70.39, 39.14),
-    "local": (52.98, 15.82, 53.39, 66.63, 41.46),
-    "linear": (65.90, 16.13, 53.09, 75.30, 42.34),
-    "reformer": (56.10, 37.27, 53.40, 68.50, 38.07),
-    "performer": (65.40, 18.01, 53.82, 77.05, 42.77),
-    "synthesizer": (61.68, 36.99, 54.67, 69.45, 41.61),
-    "longformer": (62.85, 35.63, 56.89, 69.71, 42.22),
-    "informer": (62.13, 37.05, 79.35, 56.44, 37.86),
-    "bigbird": (64.02, 36.05, 59.29, 74.87, 40.83),
-    "linformer": (57.29, 36.44, 77.85, 65.39, 38.43),
-    "kernelized": (60.02, 38.46, 82.11, 69.86, 32.63),
-    "cosformer": (63.54, 37.20, 80.28, 70.00, 35.84),
-    "nystrom": (62.36, 37.95, 80.89, 69.34, 38.94),
-    "skyformer": (64.70, 38.69, 82.06, 70.73, 40.77),
-    "hedgehog": (64.60, 37.15, 82.24, 74.16, 40.15),
-    "pola-a3": (73.06, 37.35, 80.50, 70.53, 42.15),
-    "pola-a5": (72.33, 38.76, 80.37, 68.98, 41.91),
-    "pola-a7": (71.93, 37.60, 81.47, 69.09, 42.77),
-}
-COLUMNS = ("text", "listops", "retrieval", "pathfinder", "image")
 
 
-def _recipe(dataset: str, name: str) -> SequenceRecipe:
-    variant, settings = VARIANTS[name], TASKS[dataset]
+def recipe_of(dataset: str, name: str) -> SequenceRecipe:
+    """The recipe of a task and a row of the table, such as "text" and "pola-a3"."""
+    variant, settings = VARIANTS[name], SETTINGS[dataset]
     lr = settings["lr"]
-    printed = dict(zip(COLUMNS, PRINTED[name], strict=True)) if name in PRINTED else {}
-    expected = f"{printed[dataset]} % in the paper" if printed else "not in the paper"
+    printed = printed_accuracy(name, dataset)
+    expected = "not in the paper" if printed is None else f"{printed} % in the paper"
     return replace(
         COMMON,
         name=f"lra/{dataset}-{name}",
@@ -83,4 +63,4 @@ def _recipe(dataset: str, name: str) -> SequenceRecipe:
     )
 
 
-RECIPES = tuple(_recipe(dataset, name) for dataset in COLUMNS for name in VARIANTS)
+RECIPES = tuple(recipe_of(dataset, name) for dataset in TASKS for name in VARIANTS)
