@@ -12,6 +12,7 @@ from typing import Any
 from polaformer.errors import DataError
 from polaformer.recipes.lra import recipe_of
 from polaformer.tasks.recipe import as_values
+from polaformer.tasks.sequence.datasets import DatasetName
 from polaformer.tasks.sequence.published import ROWS, TASKS, printed_accuracy
 from polaformer.tasks.sequence.recipe import SequenceRecipe
 from polaformer.tasks.sequence.variants import VARIANTS
@@ -56,7 +57,7 @@ class CellResult:
     accuracies: in %, on the test split, or on the validation split if there is none. seconds: of training.
     """
 
-    task: str
+    task: DatasetName
     row: str
     setup: str
     steps: int
@@ -105,7 +106,7 @@ def find_runs(folders: Iterable[Path]) -> list[FoundRun]:
 
 def collect(runs: Sequence[FoundRun]) -> list[CellResult]:
     """The finished runs as cells, in the order of the paper's columns and rows; others after them."""
-    groups: dict[tuple[str, str, str, int], list[FoundRun]] = {}
+    groups: dict[tuple[DatasetName, str, str, int], list[FoundRun]] = {}
     for run in runs:
         if run.state.kind == "finished":
             groups.setdefault((run.recipe.dataset, run.row, run.setup, run.state.step), []).append(run)
@@ -115,7 +116,7 @@ def collect(runs: Sequence[FoundRun]) -> list[CellResult]:
     return sorted(cells, key=lambda one: (TASKS.index(one.task), places.get(one.row, len(rows)), one.row, one.setup, one.steps))
 
 
-def _cell(key: tuple[str, str, str, int], runs: list[FoundRun]) -> CellResult:
+def _cell(key: tuple[DatasetName, str, str, int], runs: list[FoundRun]) -> CellResult:
     records = [run.state.splits for run in runs]
     return CellResult(
         *key,

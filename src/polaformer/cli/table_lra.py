@@ -12,6 +12,7 @@ from polaformer.cli.output import load, new_table, prepare_folder, print_all, pr
 from polaformer.cli.sweep import check_jobs, threads_per_run, train_unfinished
 from polaformer.errors import nearest
 from polaformer.recipes.lra import recipe_of
+from polaformer.tasks.sequence.datasets import DatasetName
 from polaformer.tasks.sequence.published import ROWS, SOURCES, TASKS, printed_accuracy
 from polaformer.tasks.sequence.variants import VARIANTS
 from polaformer.tasks.sweep import Cell, plan_runs
@@ -36,7 +37,7 @@ class TableLra:
 
     runs: tuple[str, ...] = ("runs/lra",)
     """Directories that hold runs; --run trains in the first."""
-    tasks: tuple[str, ...] = TASKS
+    tasks: tuple[DatasetName, ...] = TASKS
     """Tasks to show."""
     rows: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="(default: all)")] = ()
     """Rows to show, such as pola-a3 or softmax."""
@@ -136,7 +137,7 @@ class TableLra:
         return found
 
 
-def _printed(row: str, task: str) -> str:
+def _printed(row: str, task: DatasetName) -> str:
     accuracy = printed_accuracy(row, task)
     return "" if accuracy is None else f"{accuracy:.2f} {ROWS[row].source}"
 

@@ -9,6 +9,7 @@ Pathfinder (5e-4; Skyformer has 2e-4). Text selects its weights on the test set,
 from dataclasses import replace
 from typing import Any
 
+from polaformer.tasks.sequence.datasets import DatasetName
 from polaformer.tasks.sequence.published import TASKS, printed_accuracy
 from polaformer.tasks.sequence.recipe import SequenceRecipe
 from polaformer.tasks.sequence.variants import UNTRIMMED, VARIANTS
@@ -34,7 +35,7 @@ COMMON = SequenceRecipe(
     log_every=50,
     num_workers=0,
 )
-SETTINGS: dict[str, dict[str, Any]] = {
+SETTINGS: dict[DatasetName, dict[str, Any]] = {
     "listops": {"lr": 1e-4, "batch_size": 32, "warmup_steps": 1000, "eval_every_steps": 500, "eval_sequences": 1984},
     "text": {"lr": 1e-4, "batch_size": 32, "warmup_steps": 80, "eval_every_steps": 500, "eval_sequences": 6400},
     "retrieval": {"lr": 2e-4, "batch_size": 16, "warmup_steps": 800, "eval_every_steps": 1000, "eval_sequences": 4800},
@@ -43,7 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def recipe_of(dataset: str, name: str) -> SequenceRecipe:
+def recipe_of(dataset: DatasetName, name: str) -> SequenceRecipe:
     """The recipe of a task and a row of the table, such as "text" and "pola-a3"."""
     variant, settings = VARIANTS[name], SETTINGS[dataset]
     lr = settings["lr"]

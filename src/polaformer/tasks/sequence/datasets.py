@@ -1,6 +1,9 @@
 """The five datasets of the Long Range Arena as the published models read them. Needs no PyTorch."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+DatasetName = Literal["listops", "text", "retrieval", "pathfinder", "image"]
 
 
 @dataclass(frozen=True)
@@ -12,7 +15,7 @@ class Dataset:
     padding; 0 for images, where the published code takes black pixels for padding.
     """
 
-    name: str
+    name: DatasetName
     classes: tuple[str, ...]
     vocabulary: int
     kept: int
@@ -24,7 +27,7 @@ class Dataset:
 
 DIGITS = tuple("0123456789")
 CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-DATASETS = {
+DATASETS: dict[DatasetName, Dataset] = {
     one.name: one
     for one in (
         Dataset("listops", DIGITS, vocabulary=32, kept=2000, length=2048),

@@ -24,7 +24,7 @@ def collect_figures(
 
 def _examples(predictor: SequencePredictor, split: Sequences, name: str) -> Rows:
     """A fixed random sample of the split: wrong answers first, then right ones."""
-    classes, found = predictor.description.classes, []
+    classes, found = predictor.description.classes, list[tuple[bool, tuple[str, ...]]]()
     for index in random.Random(0).sample(range(len(split)), min(len(split), MAX_SEARCHED)):
         documents = [split.read(index, which) for which in range(split.num_documents)]
         probabilities = predictor.probabilities(documents)

@@ -43,7 +43,7 @@ class SequenceJob(MapStyleJob):
             problems.append(f"{recipe.name or recipe.dataset} needs data (--data): {HINTS[recipe.dataset]}")
         raise_all(problems, [lambda: check_settings(recipe), lambda: _check_model(recipe, self.description)])
         self.parts = open_parts(recipe, self.description)
-        lengths = self.description.encoding.lengths(self.parts["train"]) if recipe.trim else None
+        lengths = self.description.encoding.lengths(self.parts["train"]).tolist() if recipe.trim else None
         self.use_order(Order(len(self.parts["train"]), recipe.batch_size, recipe.seed, lengths=lengths))
         self.model = self._initialised_model()
         self.objective = SequenceObjective(len(self.description.classes))
@@ -138,7 +138,7 @@ def _check_model(recipe: SequenceRecipe, description: Description) -> None:
     except (ValueError, TypeError) as error:
         raise SettingsError(str(error)) from error
     check_trainable(model, recipe)
-    if recipe.trim and not all(layer.attention.core.facts.trims for layer in model.layers):
+    if recipe.trim and not model.trims:
         raise SettingsError(
             f"trim is true, but results of attention {recipe.attention!r} with these options depend on padding; "
             "pass --trim false"

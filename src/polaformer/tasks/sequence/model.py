@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from polaformer.attention import AttentionLayer, create_layer, facts, option_names
+from polaformer.attention.core import Core
 from polaformer.ops.grid import Grid
 
 
@@ -77,17 +78,25 @@ class SequenceModel(nn.Module):
         total = self.norm(x).masked_fill(~mask[..., None], 0.0).sum(dim=1)
         return total / (self.length if self.pooling == "padded" else mask.sum(dim=1, keepdim=True).clamp(min=1))
 
+    @property
+    def trims(self) -> bool:
+        """Whether padding after the longest document of a batch changes nothing, and can be left out."""
+        return all(core.facts.trims for core in self._cores())
+
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recomputes the activations of each layer in the backward pass."""
         for layer in self.layers:
-            layer.checkpointed = enable
+            layer.checkpointed = enable  # type: ignore[assignment]
+
+    def _cores(self) -> list[Core]:
+        return [layer.attention.core for layer in self.layers if isinstance(layer, SequenceLayer)]
 
     def _separate_seeds(self, options: dict[str, Any]) -> None:
         """Gives each layer of seeded attention another seed."""
         if "seed" not in options:
-            for seed, layer in enumerate(self.layers):
-                if layer.attention.core.facts.seeded:
-                    layer.attention.core.seed = seed
+            for seed, core in enumerate(self._cores()):
+                if core.facts.seeded:
+                    core.seed = seed  # type: ignore[attr-defined]
 
 
 class SequenceLayer(nn.Module):

@@ -37,8 +37,7 @@ class SequencePredictor:
     @property
     def trims(self) -> bool:
         """Whether padding changes nothing, so that batches can be cut to their longest document."""
-        whole = self.description.grid is not None
-        return not whole and all(layer.attention.core.facts.trims for layer in self.model.layers)  # type: ignore[union-attr]
+        return self.description.grid is None and self.model.trims
 
     @torch.inference_mode()
     def probabilities(self, documents: Sequence[np.ndarray]) -> list[float]:

@@ -2,7 +2,9 @@
 
 from typing import NamedTuple
 
-TASKS = ("text", "listops", "retrieval", "pathfinder", "image")  # the columns, in the paper's order
+from polaformer.tasks.sequence.datasets import DatasetName
+
+TASKS: tuple[DatasetName, ...] = ("text", "listops", "retrieval", "pathfinder", "image")  # the columns, in the paper's order
 SOURCES = {
     "L": "copied from the Long Range Arena's leaderboard: other models, sizes and recipes; not comparable with the others",
     "S": "copied from Skyformer's Table 1, the mean of three seeds",
@@ -41,6 +43,6 @@ ROWS: dict[str, Printed] = {
 }
 
 
-def printed_accuracy(row: str, task: str) -> float | None:
+def printed_accuracy(row: str, task: DatasetName) -> float | None:
     """The accuracy that the paper prints, in %; None if the row is not in its table."""
     return ROWS[row].accuracies[TASKS.index(task)] if row in ROWS else None

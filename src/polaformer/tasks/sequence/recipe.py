@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from polaformer.tasks.attention_options import attention_option_problems, parse_attention_options
 from polaformer.tasks.recipe import Recipe
-from polaformer.tasks.sequence.datasets import DATASETS, Dataset
+from polaformer.tasks.sequence.datasets import DATASETS, Dataset, DatasetName
 from polaformer.training.metric import Metric, TaskTerms
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class SequenceRecipe(Recipe):
 
     data: str | None = None
     """The data in their released or prepared form; `polaformer data` makes or prepares them."""
-    dataset: Literal["listops", "text", "retrieval", "pathfinder", "image"] = "text"
+    dataset: DatasetName = "text"
     """Which of the five tasks it is."""
     tokenisation: Literal["A", "B"] = "A"
     """ListOps: A drops the closing brackets, as the published results do; B keeps them."""
