@@ -90,9 +90,9 @@ def writing(what: str | PathLike[str]) -> Iterator[None]:
         raise CannotWriteError(f"cannot write to {what}: {reason(error)}; free some space, or give a writable path") from error
 
 
-def unpacked_limit(status: os.stat_result) -> int:
-    """The number of bytes that a file may take in memory once it is unpacked."""
-    on_disk = min(status.st_size, getattr(status, "st_blocks", status.st_size) * 512)
+def unpacked_limit(*files: os.stat_result) -> int:
+    """The number of bytes that files may take in memory, all together, once they are unpacked."""
+    on_disk = sum(min(status.st_size, getattr(status, "st_blocks", status.st_size) * 512) for status in files)
     return max(MAX_UNPACKED, HIGHEST_RATIO * on_disk)
 
 
