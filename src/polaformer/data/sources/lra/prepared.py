@@ -75,7 +75,7 @@ def existing(out: Path, dataset: str, about: Mapping[str, Any], *, overwrite: bo
         if _is_complete(out, manifest):
             return manifest
     ours = {_temporary(out, split).name for split in SPLITS} | {f".{MANIFEST}.tmp"}
-    ours |= {MANIFEST, *FILES.values()} if holds(out) else set()
+    ours |= {MANIFEST, *FILES.values()} if holds(out) else {file for file in FILES.values() if _is_ours(out / file)}
     others = sorted({entry.name for entry in out.iterdir()} - ours)
     if others:
         raise SettingsError(f"{out} is not empty: it holds {others[0]}; give another directory with --out")
@@ -114,6 +114,15 @@ def write(
 
 def _temporary(out: Path, split: str) -> Path:
     return out / f".{FILES[split]}.tmp"
+
+
+def _is_ours(file: Path) -> bool:
+    """Whether a file was written here; a kill may have come before the manifest."""
+    with suppress(OSError, SafetensorError):
+        open_regular(file).close()
+        with safe_open(file, framework="np") as opened:
+            return (opened.metadata() or {}).get("format") == FORMAT
+    return False
 
 
 def _is_complete(out: Path, manifest: Manifest) -> bool:

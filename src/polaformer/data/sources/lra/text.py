@@ -210,7 +210,11 @@ def _has_keys(path: Path) -> bool:
 
 def _parquet_rows(path: Path, report: Report) -> Iterator[Row]:
     require("data", "pyarrow")
-    with open_regular(path) as file:
+    try:
+        opened = open_regular(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {reason(error)}; check the path, or remove it") from error
+    with opened as file:
         if problem := parquet.problem(path, "split it into several files"):
             raise DataError(f"{path} {problem}")
         try:
