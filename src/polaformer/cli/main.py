@@ -42,6 +42,13 @@ COMMANDS: dict[str, Entry] = {
     "eval": Entry("evaluate", "Evaluate", "Evaluate a model on the validation split of a dataset."),
     "predict": Entry("predict", "Predict", "Predict with a trained model: for each image, its most probable classes."),
     "sweep": Entry("sweep", "Sweep", "Train every cell of a sweep with every seed, and tabulate mean and standard deviation."),
+    "data text": Entry("data_text", "DataText", "Prepare Text of the Long Range Arena (movie reviews) from IMDb."),
+    "data retrieval": Entry(
+        "data_retrieval", "DataRetrieval", "Prepare Retrieval of the Long Range Arena (pairs of papers) from the AAN files."
+    ),
+    "data image": Entry(
+        "data_image", "DataImage", "Prepare Image of the Long Range Arena (grey pixels in a row) from CIFAR-10."
+    ),
     "check": Entry("check", "Check", "Read a whole dataset and list its problems."),
     "models": Entry("models", "Models", "List the models: attention of each stage, parameters, MACs, and the paper's numbers."),
     "convert": Entry(
