@@ -12,7 +12,8 @@ import torch
 from polaformer.backbones.loading import load_weights, save_weights
 from polaformer.data.order import EvaluationOrder
 from polaformer.data.samples import Samples, batches
-from polaformer.data.sources.lra.opening import encode_input, open_sequences
+from polaformer.data.sources.lra.inputs import read_input
+from polaformer.data.sources.lra.opening import open_sequences
 from polaformer.data.sources.lra.sequences import Sequences
 from polaformer.errors import DataError, SettingsError, printable
 from polaformer.tasks.job import Evaluation
@@ -91,7 +92,7 @@ class SequencePredictor:
         for start in range(0, len(inputs), size):
             given = inputs[start : start + size]
             try:
-                found = self.probabilities([encode_input(self.description.dataset, one) for one in given])
+                found = self.probabilities([read_input(self.description.dataset, one) for one in given])
             except DataError as error:
                 unreadable.append(str(error))
             else:

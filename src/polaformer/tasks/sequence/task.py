@@ -56,9 +56,16 @@ class SequenceTask(Task):
         self, data: str, options: CheckOptions, known: Mapping[str, str] | None, begin: Callable[[int], Advance]
     ) -> Audit:
         """Reads every sequence of all splits."""
-        from polaformer.tasks.sequence.checking import audit_sequences
+        from polaformer.data.sources.lra.audit import audit
+        from polaformer.data.sources.lra.opening import open_sequences, recognise
+        from polaformer.errors import DataError
 
-        return audit_sequences(Path(data), known, begin)
+        dataset = recognise(data)
+        if dataset is None:
+            raise DataError(f"{data} is none of the datasets of the Long Range Arena; give one, released or prepared")
+        splits = open_sequences(data, dataset)
+        report = audit(splits, known, advance=begin(sum(len(split) for split in splits.values())))
+        return Audit(report.parts, [problem._asdict() for problem in report.problems], report.digests)
 
     def models(self, pattern: str, attention: Sequence[str]) -> ListedModels:
         """The models of all recipes: five tasks times every mechanism."""
