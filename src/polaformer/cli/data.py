@@ -43,20 +43,21 @@ def convert(dataset: str, source: Path, out: Path, *, overwrite: bool = False, a
     """Convert a dataset to the prepared form, print statistics of each split, and return the exit code."""
     _check(source, out)
     load("polaformer.data.sources.lra.opening", f"polaformer.data.sources.lra.{dataset}")
-    from polaformer.data.sources.lra import opening, prepared
+    from polaformer.data.sources.lra.opening import find_dataset, open_sequences
+    from polaformer.data.sources.lra.prepared import existing, holds, write
 
-    module = opening.find_dataset(dataset)
-    if prepared.holds(source):
+    module = find_dataset(dataset)
+    if holds(source):
         raise UsageError(f"{source} is prepared already; give it to --data as it is")
     if not module.holds(source):
-        opening.open_sequences(source, dataset)  # raises, and says what is wrong
+        open_sequences(source, dataset)  # raises, and says what is wrong
     about = describe_source(source)
-    manifest = prepared.existing(out, dataset, about, overwrite=overwrite)
+    manifest = existing(out, dataset, about, overwrite=overwrite)
     if manifest is None:
         with _created(out), reading(source) as advance:
             splits = module.load(source, advance)
             with writing(out):
-                manifest = prepared.write(splits, out, dataset, about, statistics=module.statistics, overwrite=overwrite)
+                manifest = write(splits, out, dataset, about, statistics=module.statistics, overwrite=overwrite)
     elif not as_json:
         print_line(f"{printable(out)} was finished before; --overwrite writes it again", stderr=True)
     report(out, manifest, as_json=as_json, source=source)

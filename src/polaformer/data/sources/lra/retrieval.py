@@ -38,7 +38,7 @@ class Files(NamedTuple):
 
 def holds(path: Path) -> bool:
     """Whether the path has one of the two forms."""
-    with suppress(OSError, DataError):
+    with suppress(OSError, ValueError):
         return _find(path) is not None
     return False
 

@@ -34,7 +34,7 @@ LABELS: Mapping[int | str, int] = {0: 0, "neg": 0, "negative": 0, 1: 1, "pos": 1
 KEPT = 4000  # bytes of a review that the published models read
 MAX_REVIEW = 2**20  # bytes; the longest of IMDb has 13,704
 ROWS = 1024  # of a Parquet file that are unpacked at a time
-DEPTH = 3  # levels of folders in which Parquet files are looked for
+PARQUET = ("*.parquet", "*/*.parquet", "*/train/*.parquet", "*/test/*.parquet")  # where a dataset of the hub has them
 FORMS = (
     "an aclImdb folder (train/neg/*.txt and so on), a folder of Parquet files with columns text and label, or JSON lines "
     '(.jsonl, .jsonl.gz, .jsonl.xz) with "text" and "label"'
@@ -52,7 +52,7 @@ class Row(NamedTuple):
 
 def holds(path: Path) -> bool:
     """Whether the path has one of the three forms."""
-    with suppress(OSError, DataError):
+    with suppress(OSError, ValueError):
         if _tree(path) is not None:
             return True
         files = _row_files(path)
@@ -92,7 +92,11 @@ def _has_reviews(folder: Path) -> bool:
     if not folder.is_dir():
         return False
     with os.scandir(folder) as entries:
-        return any(entry.name.endswith(".txt") for entry in entries)
+        return any(_is_review(entry) for entry in entries)
+
+
+def _is_review(entry: os.DirEntry[str]) -> bool:
+    return entry.name.endswith(".txt") and not entry.name.startswith(".")
 
 
 def _load_tree(root: Path, advance: Callable[[int, int], object]) -> dict[str, Sequences]:
@@ -108,7 +112,7 @@ def _load_tree(root: Path, advance: Callable[[int, int], object]) -> dict[str, S
 def _reviews(folder: Path) -> list[os.DirEntry[str]]:
     """In the order of their names: file systems list them in arbitrary order."""
     with os.scandir(folder) as entries:
-        found = sorted((entry for entry in entries if entry.name.endswith(".txt")), key=lambda entry: entry.name)
+        found = sorted((entry for entry in entries if _is_review(entry)), key=lambda entry: entry.name)
     if not found:
         raise DataError(f"{folder} has no reviews; put them there as .txt files")
     return found
@@ -145,8 +149,7 @@ def _row_files(path: Path) -> list[Path]:
     """The Parquet files or the files of JSON lines at a path, in the order of their names; none for any other path."""
     if not path.is_dir():
         return [path] if path.exists() and (path.suffix == ".parquet" or path.name.endswith(JSON_LINES)) else []
-    patterns = ["*/" * depth + "*.parquet" for depth in range(DEPTH)]
-    stored = sorted(file for pattern in patterns for file in path.glob(pattern))
+    stored = sorted(file for pattern in PARQUET for file in path.glob(pattern))
     lines = sorted(file for file in path.iterdir() if file.name.endswith(JSON_LINES))
     if stored and lines:
         raise DataError(f"{path} holds {stored[0].name} and {lines[0].name}; it is not clear which to read: name one of them")
@@ -157,11 +160,12 @@ def _load_rows(root: Path, files: list[Path], advance: Callable[[int, int], obje
     is_parquet = any(file.suffix == ".parquet" for file in files)
     noun, rows_of = ("row", _parquet_rows) if is_parquet else ("line", _json_rows)
     builders, places = {split: Builder(CLASSES, str(root)) for split in SPLITS}, {split: Places(noun) for split in SPLITS}
-    report = Meter(size_on_disk(*files), advance)
-    for file in files:
-        named = _split_of_name(file, root)
-        for row in () if named in UNLABELLED else rows_of(file, report):
-            split, label, text = _checked(row, named, at_line(file, row.number, noun))
+    named_after = {file: _split_of_name(file, root) for file in files}
+    labelled = [file for file in files if named_after[file] not in UNLABELLED]
+    report = Meter(size_on_disk(*labelled), advance)
+    for file in labelled:
+        for row in rows_of(file, report):
+            split, label, text = _checked(row, named_after[file], at_line(file, row.number, noun))
             builders[split].add_sample(label, builders[split].add_document(text))
             places[split].add(file, row.number)
     return {split: builder.finish(places[split]) for split, builder in builders.items() if len(builder)}
