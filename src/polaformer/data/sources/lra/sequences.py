@@ -75,7 +75,12 @@ class Sequences:
 
 
 def from_documents(
-    documents: Sequence[bytes], labels: Sequence[int], classes: tuple[str, ...], origin: str, *, names: Sequence[str] | None = None
+    documents: Sequence[bytes],
+    labels: Sequence[int],
+    classes: tuple[str, ...],
+    origin: str,
+    *,
+    names: Sequence[str] | None = None,
 ) -> Sequences:
     """A split with one document per sample."""
     offsets = np.concatenate([[0], np.cumsum([len(document) for document in documents], dtype=np.int64)]).astype(np.int64)
