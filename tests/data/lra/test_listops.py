@@ -184,7 +184,7 @@ GOOD = f"{AS_RELEASED}\t9"
         ("\t9", "the expression is empty"),
         (AS_RELEASED.replace("[MIN", "[FIRST") + "\t9", r"the expression has '\[FIRST' at character 24"),
         (AS_RELEASED.replace("9", "10") + "\t9", "the expression has '10'"),
-        (AS_RELEASED.replace("9", "\x01") + "\t9", "the expression has '.*01'"),
+        (AS_RELEASED.replace("[MIN", "\x01") + "\t9", "the expression has '.*01'"),
         (AS_RELEASED.replace("9", "ü") + "\t9", "the expression has 'ü'"),
         (AS_RELEASED.replace("] )", "", 1) + "\t9", r"the expression ends too early, with 1 × \] missing"),
         (AS_RELEASED + " ]\t9", r"the expression has \] without an operator"),
