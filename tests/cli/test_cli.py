@@ -76,10 +76,10 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["dmo"], "did you mean 'demo'?"),
         (["bench", "opp"], "did you mean 'op'?"),
-        (["export"], "choose one of: demo, train, resume, eval, predict, sweep, check, models, convert, bench, env"),
+        (["export"], "choose one of: demo, train, resume, eval, predict, sweep, data, check, models, convert, bench, env"),
         (["trian"], "did you mean 'train'?"),
         (["bench"], "choose one of: op, model, memory"),
-        ([], "choose one of: demo, train, resume, eval, predict, sweep, check, models, convert, bench, env"),
+        ([], "choose one of: demo, train, resume, eval, predict, sweep, data, check, models, convert, bench, env"),
         (["demo", "operator", "--lenghts", "4"], "--lengths"),
         (["demo", "--epoch", "4"], "--epochs"),
         (["bench", "op", "--shape", "1,1,1,2"], "--shapes"),
