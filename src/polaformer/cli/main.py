@@ -42,6 +42,13 @@ COMMANDS: dict[str, Entry] = {
     "eval": Entry("evaluate", "Evaluate", "Evaluate a model on the validation split of a dataset."),
     "predict": Entry("predict", "Predict", "Predict with a trained model: for each image, its most probable classes."),
     "sweep": Entry("sweep", "Sweep", "Train every cell of a sweep with every seed, and tabulate mean and standard deviation."),
+    "data listops": Entry(
+        "data_listops", "DataListops", "Generate ListOps of the Long Range Arena (nested operations on lists of digits)."
+    ),
+    "data pathfinder": Entry(
+        "data_pathfinder",
+        "DataPathfinder",
+        "Generate Pathfinder of the Long Range Arena (are two markers connected by a dashed contour?).",
     "data text": Entry("data_text", "DataText", "Prepare Text of the Long Range Arena (movie reviews) from IMDb."),
     "data retrieval": Entry(
         "data_retrieval", "DataRetrieval", "Prepare Retrieval of the Long Range Arena (pairs of papers) from the AAN files."

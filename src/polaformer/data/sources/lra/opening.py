@@ -12,6 +12,8 @@ from polaformer.errors import DataError
 
 # Modules of this package, in the order in which they are asked whether they know a path.
 DATASETS = (
+    "listops",
+    "pathfinder",
     "text",
     "retrieval",
     "image",
