@@ -1,14 +1,9 @@
-"""Alternating timing, the ratios it gives, and what is said about the machine."""
+"""Alternating timing and the ratios it gives."""
 
-import json
-import platform
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
 
-from polaformer.bench.machine import ProcessorUse, fingerprint, processor_use, share_of_others
 from polaformer.bench.measure import Ratio, Timing, measure, noise, plan, ranks, slowdown
 
 CALM, WILD = Timing((1.0,) * 15, 0), Timing((1.0, 4.0, 3.0) * 5, 0)  # the interval of WILD is ×4
@@ -164,40 +159,3 @@ def test_where_the_baseline_has_no_time_the_times_of_each_row_are_judged(baselin
     assert noise(baseline | rows | {"c": WILD}, "softmax") == {}
     refused = noise(baseline | rows | {"b": WILD, "c": WILD}, "softmax")
     assert refused == dict.fromkeys(["pola", "a", "b", "c"], "too noisy: 2 of 4 timings, up to ×4.00")
-
-
-def test_the_fingerprint_names_the_machine_but_not_the_host() -> None:
-    found = fingerprint()
-    assert found["cpu"]
-    assert found["cores"] >= 1
-    assert found["torch_threads"] >= 1
-    assert found["python"] == platform.python_version()
-    assert platform.node() not in json.dumps(found).replace('"', " ").split()
-
-
-def test_the_share_of_other_programs_is_what_this_one_did_not_use() -> None:
-    cores = fingerprint()["cores"]
-    before, after = ProcessorUse(100, 5, 50), ProcessorUse(100 + 6 * cores, 5 + 2 * cores, 60)
-    assert share_of_others(before, after) == pytest.approx(0.4)
-    assert share_of_others(before, before) is None
-    assert share_of_others(None, after) is None
-
-
-def test_processor_counters_only_grow() -> None:
-    first, second = processor_use(), processor_use()
-    if first is None or second is None:
-        pytest.skip("the system does not tell")
-    assert 0 < first.own <= second.own
-    assert 0 < first.everyone <= second.everyone
-
-
-def test_processes_of_its_own_are_no_other_programs() -> None:
-    """Else `polaformer demo` took the process that reads its data for a busy neighbour."""
-    before = processor_use()
-    if before is None:
-        pytest.skip("the system does not tell")
-    busy = "import time\nwhile time.process_time() < 0.6: pass"
-    subprocess.run([sys.executable, "-c", busy], check=True)
-    after = processor_use()
-    assert after is not None
-    assert after.own - before.own >= 0.5

@@ -233,7 +233,7 @@ def check_demo_results(result: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("others", "warned"), [(None, False), (0.02, False), (0.5, True)])
 def test_a_busy_machine_is_told_beside_its_timings(others: float | None, warned: bool) -> None:
-    from polaformer.bench.machine import fingerprint
+    from polaformer.analysis.machine import fingerprint
 
     lines = machine_lines(fingerprint() | {"used_by_others": others})
     assert "Timings are for this machine" in lines[0]

@@ -1,4 +1,4 @@
-"""Analysis of models: sharpness of attention maps, counts of parameters and MACs, figures, reports."""
+"""Analysis of models: sharpness of attention maps, counts of parameters and MACs, figures, reports, the machine."""
 
 from polaformer.analysis import figures, sharpness
 

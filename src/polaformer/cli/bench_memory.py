@@ -51,8 +51,8 @@ class BenchMemory(Bench, Lengths, Shapes):
         needs = "draws memory against the number of tokens; give --lengths too, for instance --lengths 1024 2048 4096"
         self.check_common("" if self.lengths else needs)
         names, notes = self.contenders(self.without, for_memory=True)
+        from polaformer.analysis.machine import fingerprint
         from polaformer.bench import memory
-        from polaformer.bench.machine import fingerprint
 
         found: dict[str, dict[str, Answer]] = {}
         with counted(len(names), len(shapes)) as begin:

@@ -200,7 +200,7 @@ class Timed(Bench):
         self, calls: int, jobs: "Mapping[str, Callable[[Settings], Found]]", **sizes: Any
     ) -> tuple[dict[str, Found], dict[str, Any]]:
         """What each job finds, by name, and the machine; calls: about how many each of them makes; sizes: of the settings."""
-        from polaformer.bench.machine import described
+        from polaformer.analysis.machine import described
         from polaformer.bench.runner import Settings
 
         settings = Settings(self.mode in ("both", "train"), self.rounds, self.seconds, self.device, **sizes)

@@ -121,7 +121,7 @@ class DemoOperator:
         return Findings(agreement, safety, images, sharpness, *self._time(begin))
 
     def _time(self, begin: Callable[[str], None]) -> "tuple[dict[int, dict[str, Timing]], dict[str, Any]]":
-        from polaformer.bench.machine import described
+        from polaformer.analysis.machine import described
         from polaformer.bench.op import time_at
 
         timings = {}
