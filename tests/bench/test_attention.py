@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from polaformer.analysis.agreement import random_inputs
 from polaformer.attention import facts, names, registry
 from polaformer.attention.core import Facts
 from polaformer.attention.mechanisms.linear import LinearCore
 from polaformer.bench import attention, runner
 from polaformer.bench.attention import BOTH, FORWARD, SMALL, Cost, Mechanism, Point, build, compare, core_pass, correctness
-from polaformer.bench.correctness import random_inputs
 from polaformer.bench.measure import Ratio, Timing
 from polaformer.bench.runner import Settings
 

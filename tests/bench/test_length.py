@@ -5,7 +5,7 @@ from torch import Tensor
 
 from polaformer.bench.contenders import CONTENDERS, YARDSTICK, Contender
 from polaformer.bench.measure import Ratio, Timing, slope
-from polaformer.bench.op import time_at, time_lengths
+from polaformer.bench.op import time_lengths
 from polaformer.bench.runner import Curve, Row, Settings
 from polaformer.ops.polarity import reference
 
@@ -21,11 +21,6 @@ def test_the_slope_of_a_power_law_is_its_exponent() -> None:
 def test_a_single_measured_length_has_no_slope() -> None:
     assert slope([100, 200], [1.0, None]) is None
     assert slope([100, 100], [1.0, 2.0]) is None
-
-
-def test_time_at_a_length_times_both_mechanisms_in_the_same_rounds() -> None:
-    timings = time_at(16, rounds=3)
-    assert {name: len(one.samples) for name, one in timings.items()} == {"polarity": 3, "softmax": 3}
 
 
 def test_a_doubling_is_compared_within_rounds_and_a_step_of_four_counts_as_two() -> None:

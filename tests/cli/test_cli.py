@@ -16,6 +16,7 @@ import pytest
 
 from commands import run, run_apart
 from polaformer import __version__
+from polaformer.cli.demo_operator import time_at
 from polaformer.cli.main import COMMANDS
 from polaformer.cli.output import machine_lines
 
@@ -229,6 +230,11 @@ def check_demo_results(result: dict[str, Any]) -> None:
     assert all(point["speedup"] > 0 for point in result["times"])
     assert set(result["slopes"]) == {"polarity attention", "scaled_dot_product_attention"}
     assert result["machine"]["cpu"]
+
+
+def test_time_at_a_length_times_both_mechanisms_in_the_same_rounds() -> None:
+    timings = time_at(16, rounds=3)
+    assert {name: len(one.samples) for name, one in timings.items()} == {"polarity": 3, "softmax": 3}
 
 
 @pytest.mark.parametrize(("others", "warned"), [(None, False), (0.02, False), (0.5, True)])

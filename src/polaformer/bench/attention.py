@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from polaformer.analysis.agreement import Inputs, Pass, differences, random_inputs, worst
 from polaformer.attention import create, facts
 from polaformer.attention.core import Facts
 from polaformer.bench import runner
-from polaformer.bench.correctness import Inputs, Pass, differences, random_inputs, worst
 from polaformer.bench.measure import quickest
 from polaformer.bench.memory import allocated_peak, saved_bytes
 from polaformer.bench.runner import Curve, Row, Settings

@@ -20,8 +20,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polaformer.analysis.agreement import Pass, Shape, random_inputs
 from polaformer.bench.contenders import CONTENDERS, FOR_MEMORY
-from polaformer.bench.correctness import TOLERANCE, Pass, Shape, correctness, cut, random_inputs
+from polaformer.bench.correctness import TOLERANCE, correctness, cut
 
 WARM_UP = 256  # tokens: everything is loaded, little is allocated
 ENVIRONMENT = {

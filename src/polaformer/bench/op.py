@@ -12,20 +12,18 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 
+from polaformer.analysis.agreement import Pass, Shape, largest, random_inputs
 from polaformer.bench.contenders import SAFE, UNSAFE, YARDSTICK, Contender, noting_failure, working
-from polaformer.bench.correctness import TOLERANCE, Pass, Shape, correctness, correctness_at_length, cut, largest, random_inputs
-from polaformer.bench.measure import Ratio, Timing, measure, quickest, slowdown
+from polaformer.bench.correctness import TOLERANCE, correctness, correctness_at_length, cut
+from polaformer.bench.measure import Ratio, measure, quickest, slowdown
 from polaformer.bench.memory import allocated_peak, saved_bytes
 from polaformer.bench.runner import Curve, Row, Settings, skip_reason, time_in_turns
-from polaformer.ops.polarity.operator import polarity_attention
 
 SGEMM, SGEMM_SIZE = "sgemm", 2048
 LEAST_FLOPS = 10**8  # per call: below it the cost of calls dominates, and a share of sgemm's rate means nothing
 DEFAULTS = Settings()
 BACKWARD = 3  # forward and backward take this many times the matmuls of forward; recomputation is not counted
-NUM_HEADS, WIDTH = 8, 32  # of time_at
 
 
 @dataclass(frozen=True)
@@ -109,17 +107,6 @@ def time_lengths(lengths: Sequence[int], contenders: Mapping[str, Contender], se
     for (name, shape), row in rows.items():
         points.setdefault(name, {})[shape[2]] = replace(row, timing=timings.get(f"{name}, {shape[2]} tokens"))
     return {name: Curve(found) for name, found in points.items()}
-
-
-def time_at(length: int, *, rounds: int = 15, seconds: float = 6.0, seed: int = 0) -> dict[str, Timing]:
-    """One forward pass of "polarity" attention and one of "softmax" (SDPA), in turns, batch 1, fp32."""
-    q, k, v, power, _ = random_inputs((1, NUM_HEADS, length, WIDTH), seed=seed)
-    calls = {
-        "polarity": lambda: polarity_attention(q, k, v, power),
-        "softmax": lambda: F.scaled_dot_product_attention(q, k, v),
-    }
-    with torch.inference_mode():
-        return measure(calls, baseline="softmax", rounds=rounds, seconds=seconds)
 
 
 def prepare(

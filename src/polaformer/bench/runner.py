@@ -8,7 +8,8 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from polaformer.bench.correctness import TOLERANCE, Shape
+from polaformer.analysis.agreement import Shape
+from polaformer.bench.correctness import TOLERANCE
 from polaformer.bench.measure import Ratio, Timing, measure, noise, ranks, slope, slowdown
 from polaformer.bench.memory import available_bytes
 

@@ -13,8 +13,8 @@ from polaformer.regular_files import writing
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from polaformer.analysis.agreement import Difference
     from polaformer.analysis.sharpness import Sharpness
-    from polaformer.bench.correctness import Difference
     from polaformer.bench.measure import Timing
 
 DTYPES = ("float32", "float64")
@@ -24,6 +24,7 @@ NUM_DIGITS = 32
 QUERY = (2, 2)  # row and column of the pixel whose attention is drawn: on the stroke of the first digit
 LONGEST = 32768  # softmax takes time quadratic in it: beyond this a single call outlasts the demo
 SHAPE = (2, 4, 128, 32)  # of the comparison with the quadratic form
+NUM_HEADS, WIDTH = 8, 32  # of the timings
 FORMS = ("ours", "published")
 QUERIES_AND_KEYS = (
     f"the first {NUM_DIGITS} handwritten digits of scikit-learn, 8×8 pixels, one token per pixel: its 3×3 neighbourhood, row "
@@ -108,7 +109,8 @@ class DemoOperator:
 
     def _measure(self, begin: Callable[[str], None]) -> Findings:
         begin("loading PyTorch")
-        load("polaformer.bench.op", "polaformer.analysis", "sklearn.datasets", "matplotlib.backends.backend_agg")
+        load("polaformer.analysis.agreement", "polaformer.bench.measure", "polaformer.ops.polarity.operator")
+        load("polaformer.analysis", "sklearn.datasets", "matplotlib.backends.backend_agg")
         agreement, safety = {}, {}
         for dtype in DTYPES:
             begin(f"agreement in {dtype}")
@@ -122,7 +124,6 @@ class DemoOperator:
 
     def _time(self, begin: Callable[[str], None]) -> "tuple[dict[int, dict[str, Timing]], dict[str, Any]]":
         from polaformer.analysis.machine import described
-        from polaformer.bench.op import time_at
 
         timings = {}
         # Several threads wait for each other at every step; a single other program is then enough to spoil the curve.
@@ -134,7 +135,6 @@ class DemoOperator:
 
     def _draw(self, findings: Findings) -> list[Path]:
         from polaformer.analysis import figures
-        from polaformer.bench.op import NUM_HEADS, WIDTH
 
         sharpness, times = self.out / "sharpness.png", self.out / "time.png"
         setting = f"Forward pass, batch 1, {NUM_HEADS} heads of width {WIDTH}, float32, {threads_text(findings.machine)}"
@@ -168,13 +168,31 @@ def _agreement(
     """How far a form is from the explicit N×M form in float64."""
     import torch
 
-    from polaformer.bench.correctness import differences, random_inputs
+    from polaformer.analysis.agreement import differences, random_inputs
     from polaformer.ops.polarity import reference
     from polaformer.ops.polarity.operator import polarity_attention
 
     inputs = random_inputs(SHAPE, dtype=getattr(torch, dtype), seed=seed, magnitude=magnitude, power=power)
     attention = polarity_attention if form == "ours" else reference.published_polarity_attention
     return differences(attention, reference.polarity_attention, inputs)
+
+
+def time_at(length: int, *, rounds: int = 15, seconds: float = 6.0, seed: int = 0) -> "dict[str, Timing]":
+    """One forward pass of "polarity" attention and one of "softmax" (SDPA), in turns, batch 1, fp32."""
+    import torch
+    import torch.nn.functional as F
+
+    from polaformer.analysis.agreement import random_inputs
+    from polaformer.bench.measure import measure
+    from polaformer.ops.polarity.operator import polarity_attention
+
+    q, k, v, power, _ = random_inputs((1, NUM_HEADS, length, WIDTH), seed=seed)
+    calls = {
+        "polarity": lambda: polarity_attention(q, k, v, power),
+        "softmax": lambda: F.scaled_dot_product_attention(q, k, v),
+    }
+    with torch.inference_mode():
+        return measure(calls, baseline="softmax", rounds=rounds, seconds=seconds)
 
 
 def _sharpness(seed: int) -> "tuple[Tensor, list[Sharpness]]":
