@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from polaformer.analysis.machine import ProcessorUse, fingerprint, processor_use, share_of_others
+from polaformer.analysis.machine import ProcessorUse, available_bytes, fingerprint, processor_use, share_of_others
 
 
 def test_the_fingerprint_names_the_machine_but_not_the_host() -> None:
@@ -45,3 +45,8 @@ def test_processes_of_its_own_are_no_other_programs() -> None:
     after = processor_use()
     assert after is not None
     assert after.own - before.own >= 0.5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system does not report it")
+def test_free_memory_is_known() -> None:
+    assert (available_bytes() or 0) > 2**20

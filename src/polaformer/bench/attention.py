@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from polaformer.analysis.agreement import Inputs, Pass, differences, random_inputs, worst
+from polaformer.analysis.call_memory import allocated_peak, saved_bytes
 from polaformer.attention import create, facts
 from polaformer.attention.core import Facts
 from polaformer.bench import runner
 from polaformer.bench.measure import quickest
-from polaformer.bench.memory import allocated_peak, saved_bytes
 from polaformer.bench.runner import Curve, Row, Settings
 
 YARDSTICK = "softmax"

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from polaformer.analysis.agreement import Shape
+from polaformer.analysis.machine import available_bytes
 from polaformer.bench.correctness import TOLERANCE
 from polaformer.bench.measure import Ratio, Timing, measure, noise, ranks, slope, slowdown
-from polaformer.bench.memory import available_bytes
 
 
 @dataclass(frozen=True)

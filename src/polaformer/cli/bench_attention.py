@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rich.table import Table
 
-from polaformer.cli.bench_options import Lengths, Report, Timed
+from polaformer.cli.bench_options import Lengths, Report, Timed, records
 from polaformer.cli.bench_tables import IN_BRACKETS, PASSES, Columns, cell, mebibytes, number, ratio_text, skipped_text, table
 from polaformer.cli.errors import UsageError
 from polaformer.cli.output import busy_lines, machine_lines, steps, threads_text
@@ -69,26 +69,20 @@ class BenchAttention(Timed, Lengths):
         with steps({"loading PyTorch": 3.0}) as begin:
             begin("loading PyTorch")
             self.load("polaformer.bench.attention")
+        from polaformer.analysis.attention_figures import save_mechanisms
         from polaformer.attention import names
         from polaformer.bench.attention import compare
 
         compared = chosen(names(), self.only, self.without)
         calls = len(compared) * (1 + (self.rounds + 2) * len(lengths))
-        found, machine = self.time(calls, {"lengths": partial(compare, lengths, compared)}, **self.sizes)
+        found, machine = self.time({"lengths": partial(compare, lengths, compared)}, calls, **self.sizes)
         rows, setting = found["lengths"], f"{PASSES[self.mode]}, {self.setting}, {threads_text(machine)}"
-
-        def draw(path: Path) -> None:
-            from polaformer.analysis.attention_figures import save_mechanisms
-
-            title = "\n".join([f"Time: {setting}.", IN_FIGURE, *busy_lines(machine)])
-            times = {name: row.values("median") for name, row in rows.items()}
-            save_mechanisms(path, times, {name: row.values("forward_bytes") for name, row in rows.items()}, title=title)
-
         record = {"command": "bench attention", "mode": self.mode, "device": self.device, **self.sizes, "lengths": lengths}
-        records = {name: row.as_record() for name, row in rows.items()}
-        record = {**record, "machine": machine, "notes": [" ".join(EXPLAINED)], "rows": records}
+        record |= {"machine": machine, "notes": [" ".join(EXPLAINED)], "rows": records(rows)}
         shown = [*_tables(rows, lengths, setting), *EXPLAINED, *machine_lines(machine)]
-        return Report(record, shown, draw, {f"N = {n}": [row.points[n] for row in rows.values()] for n in lengths})
+        title = "\n".join([f"Time: {setting}.", IN_FIGURE, *busy_lines(machine)])
+        draw = partial(save_mechanisms, mechanisms=rows, title=title)
+        return Report(record, shown, draw, {f"N = {n}": {name: row.points[n] for name, row in rows.items()} for n in lengths})
 
 
 def chosen(names: Sequence[str], only: Sequence[str], without: Sequence[str]) -> list[str]:

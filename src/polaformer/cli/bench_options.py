@@ -32,7 +32,7 @@ class Report(NamedTuple):
     record: dict[str, Any]
     shown: Iterable[Table | str]
     draw: Callable[[Path], None]
-    rows: Mapping[str, Iterable[Any]]  # by table
+    rows: Mapping[str, Mapping[str, Any]]  # by table and name
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,8 @@ class Bench:
             print_json(report.record)
         else:
             print_all(*report.shown, *self.saved_lines())
-        reasons = [(where, getattr(row, "skipped", None) or "") for where, rows in report.rows.items() for row in rows]
+        rows = [(where, row) for where, rows in report.rows.items() for row in rows.values()]
+        reasons = [(where, getattr(row, "skipped", None) or "") for where, row in rows]
         noisy = dict.fromkeys(f"{where} is {reason}" for where, reason in reasons if reason.startswith(TOO_NOISY))
         if noisy:
             print_line(
@@ -121,8 +122,7 @@ class Bench:
                 f"and should be at most {WIDEST}; end other programs, or give more --rounds and --seconds",
                 stderr=True,
             )
-        correct = all(row.correct for rows in report.rows.values() for row in rows)
-        return (NOISY if noisy else 0) if correct else INCORRECT
+        return (NOISY if noisy else 0) if all(row.correct for _, row in rows) else INCORRECT
 
     def measure(self) -> Report:
         """Check the options and measure; raises UsageError before any work starts."""
@@ -197,16 +197,27 @@ class Timed(Bench):
     """The most rounds in which each is timed."""
 
     def time(
-        self, calls: int, jobs: "Mapping[str, Callable[[Settings], Found]]", **sizes: Any
+        self, jobs: "Mapping[str, Callable[[Settings], Found]]", calls: int, **sizes: Any
     ) -> tuple[dict[str, Found], dict[str, Any]]:
-        """What each job finds, by name, and the machine; calls: about how many each of them makes; sizes: of the settings."""
+        """What `run_jobs` finds, and the machine; sizes: of the settings."""
         from polaformer.analysis.machine import described
         from polaformer.bench.runner import Settings
 
         settings = Settings(self.mode in ("both", "train"), self.rounds, self.seconds, self.device, **sizes)
-        with described(self.threads) as machine, counted(calls, len(jobs)) as begin:
-            found = {name: job(replace(settings, on_call=begin(name))) for name, job in jobs.items()}
+        with described(self.threads) as machine:
+            found = run_jobs(jobs, settings, calls)
         return found, machine
+
+
+def run_jobs(jobs: "Mapping[str, Callable[[Settings], Found]]", settings: "Settings", calls: int) -> dict[str, Found]:
+    """What each job finds, by name; calls: about how many each of them makes, for the progress bar."""
+    with counted(calls, len(jobs)) as begin:
+        return {name: job(replace(settings, on_call=begin(name))) for name, job in jobs.items()}
+
+
+def records(rows: Mapping[str, Any]) -> dict[str, Any]:
+    """The rows for JSON, by name."""
+    return {name: row.as_record() for name, row in rows.items()}
 
 
 def shape_text(shape: Shape) -> str:
