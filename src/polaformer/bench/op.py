@@ -15,7 +15,7 @@ import torch
 
 from polaformer.analysis.agreement import Pass, Shape, largest, random_inputs
 from polaformer.analysis.call_memory import allocated_peak, saved_bytes
-from polaformer.bench.contenders import SAFE, UNSAFE, YARDSTICK, Contender, noting_failure, working
+from polaformer.bench.contenders import SAFE, UNSAFE, YARDSTICK, Contender, noting_failure
 from polaformer.bench.correctness import TOLERANCE, correctness, correctness_at_length, cut
 from polaformer.bench.measure import Ratio, measure, quickest, slowdown
 from polaformer.bench.runner import Curve, Row, Settings, skip_reason, time_in_turns
@@ -63,13 +63,12 @@ class Result(NamedTuple):
         return {**record, "safe_over_unsafe": over and over.median, "notes": self.notes}
 
 
-def benchmark(shape: Shape, contenders: Mapping[str, Contender] | None = None, settings: Settings = DEFAULTS) -> Result:
+def benchmark(shape: Shape, contenders: Mapping[str, Contender], settings: Settings = DEFAULTS) -> Result:
     """A row for each contender at the shape, by name: check all of them, then time the correct ones in turns.
 
     With the backward pass, also count the bytes saved for it. A contender that would take longer than settings.seconds for one
     call, or more memory than is free, is skipped with the reason; all are if the timings are too noisy.
     """
-    contenders = working(settings.device, backward=settings.backward)[0] if contenders is None else contenders
     prepared, passes, notes = prepare(contenders, [shape], settings)
     calls: dict[str, Callable[[], object]] = {name: one for (name, _), one in passes.items()}
     saved = {name: saved_bytes(one.recorded) for (name, _), one in passes.items()} if settings.backward else {}
@@ -101,8 +100,7 @@ def time_lengths(lengths: Sequence[int], contenders: Mapping[str, Contender], se
     shapes = [settings.shape(n) for n in sorted(set(lengths))]
     rows, passes, _ = prepare(contenders, shapes, replace(settings, on_call=lambda _: None))
     calls = {f"{name}, {shape[2]} tokens": one for (name, shape), one in passes.items()}
-    limits: dict[str, Any] = {"rounds": settings.rounds, "seconds": settings.seconds * len(shapes)}
-    timings = measure(calls, on_call=settings.on_call, **limits)
+    timings = measure(calls, rounds=settings.rounds, seconds=settings.seconds * len(shapes), on_call=settings.on_call)
     points: dict[str, dict[int, Row]] = {}
     for (name, shape), row in rows.items():
         points.setdefault(name, {})[shape[2]] = replace(row, timing=timings.get(f"{name}, {shape[2]} tokens"))

@@ -112,9 +112,8 @@ def time_in_turns(
     calls: Mapping[str, Callable[[], object]], rows: Mapping[str, AnyRow], baseline: str, settings: Settings
 ) -> dict[str, AnyRow]:
     """The rows with the times of `calls` and the speedups over the baseline; with the reason for all if they are too noisy."""
-    limits: dict[str, Any] = {name: getattr(settings, name) for name in ("rounds", "seconds", "on_call")}
-    timings, found = measure(calls, baseline=baseline, **limits), dict(rows)
-    refused, places, base = noise(timings, baseline), ranks(timings), timings.get(baseline)
+    timings = measure(calls, baseline=baseline, rounds=settings.rounds, seconds=settings.seconds, on_call=settings.on_call)
+    found, refused, places, base = dict(rows), noise(timings, baseline), ranks(timings), timings.get(baseline)
     for name, one in timings.items():
         times = {"timing": one, "speedup": slowdown(base, one), "rank": places.get(name)}
         found[name] = replace(found[name], **({"skipped": refused[name]} if name in refused else times))

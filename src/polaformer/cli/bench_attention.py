@@ -11,7 +11,7 @@ from rich.table import Table
 from polaformer.cli.bench_options import Lengths, Report, Timed, records
 from polaformer.cli.bench_tables import IN_BRACKETS, PASSES, Columns, cell, mebibytes, number, ratio_text, skipped_text, table
 from polaformer.cli.errors import UsageError
-from polaformer.cli.output import busy_lines, machine_lines, steps, threads_text
+from polaformer.cli.output import busy_lines, machine_lines, threads_text
 from polaformer.errors import nearest
 
 if TYPE_CHECKING:
@@ -66,9 +66,7 @@ class BenchAttention(Timed, Lengths):
             raise UsageError("--lengths is empty; give at least two, for instance --lengths 1024 4096")
         lengths = [shape[2] for shape in self.checked_shapes()]
         self.check_common()
-        with steps({"loading PyTorch": 3.0}) as begin:
-            begin("loading PyTorch")
-            self.load("polaformer.bench.attention")
+        self.load("polaformer.bench.attention")
         from polaformer.analysis.attention_figures import save_mechanisms
         from polaformer.attention import names
         from polaformer.bench.attention import compare

@@ -98,12 +98,10 @@ def shape_tables(found: "dict[str, Result]", mode: str) -> list[Table | str]:
 
         return {label + name: partial(shown, name=name) for name in names}
 
-    parts: list[Table | str] = []
-    if names:
-        title = f"Speed relative to the published form, {PASSES[mode]}"
-        caption = f"more than 1: faster; {IN_BRACKETS}; shapes are batch,heads,tokens,head width"
-        speedups = rows(lambda _, row: cell(row, ratio_text(row.speedup)))
-        parts.append(table(title, columns, speedups, first="shape", caption=caption))
+    title = f"Speed relative to the published form, {PASSES[mode]}"
+    caption = f"more than 1: faster; {IN_BRACKETS}; shapes are batch,heads,tokens,head width"
+    speedups = rows(lambda _, row: cell(row, ratio_text(row.speedup)))
+    parts: list[Table | str] = [table(title, columns, speedups, first="shape", caption=caption)]
     if any(result.fastest for result in found.values()):
         title = f"Our fastest against each of the others, {PASSES[mode]}"
         caption = f"how many times longer the other takes; {IN_BRACKETS}"

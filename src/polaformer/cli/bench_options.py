@@ -152,7 +152,9 @@ class Bench:
 
     def load(self, module: str) -> None:
         """Load a module, and PyTorch with it; raises UsageError for CUDA if there is no such device."""
-        load(module)
+        with steps({"loading PyTorch": 3.0}) as begin:
+            begin("loading PyTorch")
+            load(module)
         import torch
 
         if self.device == "cuda" and not torch.cuda.is_available():
@@ -167,22 +169,19 @@ class Bench:
 
         for_memory: include those that are compared for memory only. Raises UsageError for an unknown device or name.
         """
-        with steps({"loading PyTorch": 3.0, "asking the backends": 3.0}) as begin:
-            begin("loading PyTorch")
-            self.load("polaformer.bench.op")
-            from polaformer.bench.contenders import CONTENDERS, FOR_MEMORY, YARDSTICK, working
+        self.load("polaformer.bench.op")
+        from polaformer.bench.contenders import CONTENDERS, FOR_MEMORY, YARDSTICK, working
 
-            more = FOR_MEMORY if for_memory else {}
-            names = [*CONTENDERS, *more]
-            for part in without:
-                if not any(part in name for name in names):
-                    hint = nearest(part, " ".join(names).replace("(", " ").replace(")", " ").split())
-                    among = f"{hint}there are: {'; '.join(names)}"
-                    raise UsageError(f"--without has {part!r}, which is not part of any name; {among}")
-                if part in YARDSTICK:
-                    raise UsageError(
-                        f"--without has {part!r}, but {YARDSTICK} is what the others are compared with; leave it in"
-                    )
+        more = FOR_MEMORY if for_memory else {}
+        names = [*CONTENDERS, *more]
+        for part in without:
+            if not any(part in name for name in names):
+                hint = nearest(part, " ".join(names).replace("(", " ").replace(")", " ").split())
+                among = f"{hint}there are: {'; '.join(names)}"
+                raise UsageError(f"--without has {part!r}, which is not part of any name; {among}")
+            if part in YARDSTICK:
+                raise UsageError(f"--without has {part!r}, but {YARDSTICK} is what the others are compared with; leave it in")
+        with steps({"asking the backends": 3.0}) as begin:
             begin("asking the backends")  # one may be built now
             there, notes = working(self.device, backward=backward)
         return {name: one for name, one in (there | more).items() if not any(part in name for part in without)}, notes
