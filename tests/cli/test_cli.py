@@ -59,6 +59,7 @@ def test_help_of_a_command_describes_every_option_and_gives_an_example(name: str
     assert code == 0
     assert f"Example: polaformer {name} " in out
     described = " ".join(out.replace("│", " ").split())
+    assert "(default: )" not in described
     command = COMMANDS[name].load()
     source = "".join(inspect.getsource(one) for one in command.__mro__ if one is not object)  # options may be inherited
     for field in fields(command):  # type: ignore[arg-type]

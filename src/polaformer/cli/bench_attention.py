@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import tyro
 from rich.table import Table
 
-from polaformer.cli.bench_options import Lengths, Report, Timed, records
+from polaformer.cli.bench_options import NONE, Lengths, Report, Timed, records
 from polaformer.cli.bench_tables import IN_BRACKETS, PASSES, Columns, cell, mebibytes, number, ratio_text, skipped_text, table
 from polaformer.cli.errors import UsageError
 from polaformer.cli.output import busy_lines, machine_lines, threads_text
@@ -49,9 +50,9 @@ class BenchAttention(Timed, Lengths):
 
     lengths: tuple[int, ...] = (256, 1024, 4096, 16384)
     """Numbers of tokens to measure at."""
-    only: tuple[str, ...] = ()
-    """Mechanisms to compare, by default all; softmax, which they are compared with, is always included."""
-    without: tuple[str, ...] = ()
+    only: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="(default: all)")] = ()
+    """Mechanisms to compare; softmax, which they are compared with, is always included."""
+    without: Annotated[tuple[str, ...], NONE] = ()
     """Mechanisms to leave out; for instance --without kernelized synthesizer."""
     mode: Literal["forward", "both"] = "forward"
     """What is timed: the forward pass alone, or forward and backward together; memory is measured for both."""

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.table import Table
 
-from polaformer.cli.bench_options import Lengths, Report, Shape, Shapes, Timed, records, shape_text
+from polaformer.cli.bench_options import NONE, Lengths, Report, Shape, Shapes, Timed, records, shape_text
 from polaformer.cli.bench_tables import IN_BRACKETS, PASSES, TIMES, Columns, cell, mebibytes, number, ratio_text, table
 from polaformer.cli.output import busy_lines, machine_lines, threads_text
 
@@ -42,7 +42,7 @@ class BenchOp(Timed, Lengths, Shapes):
     Example: polaformer bench op --lengths 4096 8192 16384 32768 --figure time.png
     """
 
-    lengths: tuple[int, ...] = ()
+    lengths: Annotated[tuple[int, ...], NONE] = ()
     """Numbers of tokens to time at instead of --shapes, all in turns; shows how time grows with each doubling."""
     mode: Literal["forward", "both"] = "forward"
     """The forward pass alone, or forward and backward together."""

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
+import tyro
 from rich.table import Table
 
 from polaformer.cli.errors import INCORRECT, NOISY, UsageError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from polaformer.bench.runner import Settings
 
 Shape = tuple[int, int, int, int]  # batch, heads, tokens, head width
+NONE = tyro.conf.arg(help_behavior_hint="(default: none)")  # tyro shows an empty tuple as "(default: )"
 Found = TypeVar("Found")
 SHAPES = ("4,4,3136,32", "8,3,196,64", "1,8,16384,32", "1,4,65536,64")
 WIDEST = 1024
@@ -47,7 +49,7 @@ class Shapes:
 class Lengths:
     """The options of benchmarks against the number of tokens."""
 
-    lengths: tuple[int, ...] = ()
+    lengths: Annotated[tuple[int, ...], NONE] = ()
     """Numbers of tokens to measure at, instead of --shapes."""
     batch: int = 1
     """Batch size at all --lengths."""
@@ -55,7 +57,7 @@ class Lengths:
     """Number of heads at all --lengths."""
     width: int = 32
     """Head width at all --lengths."""
-    without: tuple[str, ...] = ()
+    without: Annotated[tuple[str, ...], NONE] = ()
     """Rows to leave out, by a part of their name; for instance --without compile softmax."""
 
     @property
