@@ -1,14 +1,13 @@
 """The benchmark of the operator, and its refusal to time what is wrong."""
 
 import re
-import time
 from dataclasses import replace
 
 import pytest
 from torch import Tensor
 
 from polaformer.analysis.agreement import Attention
-from polaformer.bench import measure, runner
+from polaformer.bench import runner
 from polaformer.bench.contenders import (
     COMPILED,
     CONTENDERS,
@@ -135,12 +134,6 @@ def test_softmax_at_many_tokens_is_foretold_and_not_run() -> None:
     assert rows["softmax (SDPA)"].correct
     assert max(called) == 4096
     assert rows["linear (ELU + 1)"].timing is not None
-
-
-def test_one_busy_moment_does_not_decide_what_is_skipped() -> None:
-    times = iter([0.05, 0.0, 0.05])
-    assert measure.quickest(lambda: time.sleep(next(times)), enough=0.04) < 0.04
-    assert next(times) == 0.05  # the second call was quick enough
 
 
 def test_what_needs_more_memory_than_is_free_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from polaformer.analysis.agreement import Inputs, Pass, differences, random_inputs, worst
 from polaformer.analysis.call_memory import allocated_peak, saved_bytes
+from polaformer.analysis.timing import quickest
 from polaformer.attention import create, facts
 from polaformer.attention.core import Facts
 from polaformer.bench import runner
-from polaformer.bench.measure import quickest
 from polaformer.bench.runner import Curve, Row, Settings
 
 YARDSTICK = "softmax"

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polaformer.analysis.call_memory import saved_bytes
+from polaformer.analysis.timing import quickest, slowdown
 from polaformer.attention import PolaAttention
 from polaformer.attention.layer.gate import LinearGate
 from polaformer.attention.layer.published_layer import as_published
 from polaformer.backbones import Backbone, create_model
 from polaformer.bench.contenders import COMPILED, compiled, noting_failure
-from polaformer.bench.measure import quickest, slowdown
 from polaformer.bench.runner import Row, Settings, skip_reason, time_in_turns
 
 OURS, PUBLISHED, TWIN = "ours", "published form", "softmax twin"

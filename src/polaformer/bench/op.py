@@ -15,9 +15,9 @@ import torch
 
 from polaformer.analysis.agreement import Pass, Shape, largest, random_inputs
 from polaformer.analysis.call_memory import allocated_peak, saved_bytes
+from polaformer.analysis.timing import Ratio, measure, quickest, slowdown
 from polaformer.bench.contenders import SAFE, UNSAFE, YARDSTICK, Contender, noting_failure
 from polaformer.bench.correctness import TOLERANCE, correctness, correctness_at_length, cut
-from polaformer.bench.measure import Ratio, measure, quickest, slowdown
 from polaformer.bench.runner import Curve, Row, Settings, skip_reason, time_in_turns
 
 SGEMM, SGEMM_SIZE = "sgemm", 2048

@@ -106,7 +106,8 @@ class Bench:
     def run(self) -> int:
         """Measure, draw and print; 0, or 1 if something is incorrect, or 75 if a table is too noisy, with why on stderr."""
         report = self.measure()
-        from polaformer.bench.measure import TOO_NOISY, WIDEST
+        from polaformer.analysis.timing import WIDEST
+        from polaformer.bench.runner import TOO_NOISY
 
         if self.figure is not None:
             with writing(f"--figure {self.figure}"):

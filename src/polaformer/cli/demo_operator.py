@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from polaformer.analysis.agreement import Difference
     from polaformer.analysis.sharpness import Sharpness
-    from polaformer.bench.measure import Timing
+    from polaformer.analysis.timing import Timing
 
 DTYPES = ("float32", "float64")
 MAGNITUDES = (1.0, 1e-20, 1e20)
@@ -45,7 +45,7 @@ class Findings(NamedTuple):
 
     def times(self) -> tuple[list[int], dict[str, Sequence[float | None]], dict[str, float | None]]:
         """The lengths, the median seconds at each length by mechanism, and the exponents with which they grow."""
-        from polaformer.bench.measure import slope
+        from polaformer.analysis.timing import slope
 
         lengths, timings = list(self.timings), self.timings.values()
         seconds: dict[str, Sequence[float | None]] = {
@@ -109,7 +109,7 @@ class DemoOperator:
 
     def _measure(self, begin: Callable[[str], None]) -> Findings:
         begin("loading PyTorch")
-        load("polaformer.analysis.agreement", "polaformer.bench.measure", "polaformer.ops.polarity.operator")
+        load("polaformer.analysis.agreement", "polaformer.analysis.timing", "polaformer.ops.polarity.operator")
         load("polaformer.analysis", "sklearn.datasets", "matplotlib.backends.backend_agg")
         agreement, safety = {}, {}
         for dtype in DTYPES:
@@ -183,7 +183,7 @@ def time_at(length: int, *, rounds: int = 15, seconds: float = 6.0, seed: int = 
     import torch.nn.functional as F
 
     from polaformer.analysis.agreement import random_inputs
-    from polaformer.bench.measure import measure
+    from polaformer.analysis.timing import measure
     from polaformer.ops.polarity.operator import polarity_attention
 
     q, k, v, power, _ = random_inputs((1, NUM_HEADS, length, WIDTH), seed=seed)

@@ -14,7 +14,7 @@ from polaformer.cli.output import machine_lines, new_table, print_all, threads_t
 
 if TYPE_CHECKING:
     from polaformer.analysis.agreement import Difference
-    from polaformer.bench.measure import Timing
+    from polaformer.analysis.timing import Timing
 
 
 def show(findings: Findings, paths: Sequence[Path]) -> None:
@@ -126,7 +126,7 @@ def _times(findings: Findings) -> Table:
 
 def _speedup(timings: "dict[str, Timing]") -> float | None:
     """How many times longer softmax takes."""
-    from polaformer.bench.measure import slowdown
+    from polaformer.analysis.timing import slowdown
 
     ratio = slowdown(timings["softmax"], timings["polarity"])
     return ratio and ratio.median
