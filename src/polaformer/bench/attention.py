@@ -6,8 +6,7 @@ The registry of polaformer.attention is compared: a mechanism is measured by bei
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from math import log
@@ -22,7 +21,7 @@ from polaformer.analysis.timing import quickest
 from polaformer.attention import create, facts
 from polaformer.attention.core import Facts
 from polaformer.bench import runner
-from polaformer.bench.runner import Curve, Row, Settings
+from polaformer.bench.runner import Curve, Row, Settings, seeded
 
 YARDSTICK = "softmax"
 TOLERANCE = 1e-4  # of float32 against maps in float64; correct ones stay near 1e-6, and iterated inverses lose a digit
@@ -145,14 +144,6 @@ def correctness(name: str, settings: Settings, length: int) -> float:
 
     errors = torch.tensor([[error(core, seed) for seed in draws] for core in cores])
     return float(errors.median(dim=1).values.max())  # NaN wins in both
-
-
-@contextmanager
-def seeded(seed: int, device: str) -> Iterator[None]:
-    """Random numbers from a seed inside; afterwards the generator continues as if nothing had been drawn."""
-    with torch.random.fork_rng([torch.cuda.current_device()] if device == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
 
 
 def _measure(length: int, blank: Mapping[str, Point], settings: Settings, known: "Known") -> dict[str, Point]:

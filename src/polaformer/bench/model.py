@@ -19,7 +19,7 @@ from polaformer.attention.layer.gate import LinearGate
 from polaformer.attention.layer.published_layer import as_published
 from polaformer.backbones import Backbone, create_model
 from polaformer.bench.contenders import COMPILED, compiled, noting_failure
-from polaformer.bench.runner import Row, Settings, skip_reason, time_in_turns
+from polaformer.bench.runner import Row, Settings, seeded, skip_reason, time_in_turns
 
 OURS, PUBLISHED, TWIN = "ours", "published form", "softmax twin"
 LOGITS_TOLERANCE = 1e-4  # ours and the published form add in different orders, layer after layer
@@ -105,8 +105,7 @@ def build(name: str, size: int, *, device: str = "cpu", **options: Any) -> dict[
     Without drop path, so that every call computes the same. Our attention is made to matter: with the usual initialisation it
     adds so little to the logits that an error in it would not show.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0, "cpu"):
         ours = create_model(name, img_size=size, drop_path_rate=0.0, **options)
         _make_attention_matter(ours)
         models = {OURS: ours, PUBLISHED: as_published(ours)}

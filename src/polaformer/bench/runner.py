@@ -1,6 +1,7 @@
 """What all benchmarks share: settings, rows and curves, the forecast whether a call is worth trying, and timing in turns."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import log2
@@ -156,6 +157,14 @@ def noise(timings: Mapping[str, Timing], baseline: str) -> dict[str, str]:
     if len(widths) <= MAX_NOISY * len(spreads):
         return {}
     return dict.fromkeys(spreads, f"{TOO_NOISY}: {len(widths)} of {len(spreads)} timings, up to ×{max(widths.values()):.2f}")
+
+
+@contextmanager
+def seeded(seed: int, device: str) -> Iterator[None]:
+    """Random numbers from a seed inside; afterwards the generator continues as if nothing had been drawn."""
+    with torch.random.fork_rng([torch.cuda.current_device()] if device == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 def skip_reason(size: float, seconds: float, settings: Settings, usable: float = 1.0) -> str | None:

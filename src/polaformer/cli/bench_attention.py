@@ -12,7 +12,7 @@ from rich.table import Table
 from polaformer.cli.bench_options import NONE, Lengths, Report, Timed, records
 from polaformer.cli.bench_tables import IN_BRACKETS, PASSES, Columns, cell, mebibytes, number, ratio_text, skipped_text, table
 from polaformer.cli.errors import UsageError
-from polaformer.cli.output import busy_lines, machine_lines, threads_text
+from polaformer.cli.output import figure_title, machine_lines, threads_text
 from polaformer.errors import nearest
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ class BenchAttention(Timed, Lengths):
         record = {"command": "bench attention", "mode": self.mode, "device": self.device, **self.sizes, "lengths": lengths}
         record |= {"machine": machine, "notes": [" ".join(EXPLAINED)], "rows": records(rows)}
         shown = [*_tables(rows, lengths, setting), *EXPLAINED, *machine_lines(machine)]
-        title = "\n".join([f"Time: {setting}.", IN_FIGURE, *busy_lines(machine)])
-        draw = partial(save_mechanisms, mechanisms=rows, title=title)
+        draw = partial(save_mechanisms, mechanisms=rows, title=figure_title(f"Time: {setting}.\n{IN_FIGURE}", machine))
         return Report(record, shown, draw, {f"N = {n}": {name: row.points[n] for name, row in rows.items()} for n in lengths})
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from polaformer.cli.bench_options import Report, Timed, records
 from polaformer.cli.bench_tables import IN_BRACKETS, TIMES, Columns, mebibytes, number, ratio_text, skipped_text, table
 from polaformer.cli.errors import UsageError
-from polaformer.cli.output import busy_lines, load, machine_lines, threads_text
+from polaformer.cli.output import figure_title, load, machine_lines, threads_text
 from polaformer.errors import nearest
 
 if TYPE_CHECKING:
@@ -71,8 +71,7 @@ class BenchModel(Timed):
         notes = list(dict.fromkeys(note for _, notes in results.values() for note in notes))
         shown = [*_tables(found, setting), *machine_lines(machine), NOTE, *notes]
         speeds = {case: {_kind(key): row.images_per_second for key, row in rows.items()} for case, rows in found.items()}
-        title = "\n".join([setting.capitalize(), *busy_lines(machine)])
-        draw = partial(save_images_per_second, found=speeds, title=title)
+        draw = partial(save_images_per_second, found=speeds, title=figure_title(setting.capitalize(), machine))
         return Report(record, shown, draw, {name: rows for name, (rows, _) in results.items()})
 
     def check(self) -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from polaformer.cli.bench_options import NONE, Lengths, Report, Shape, Shapes, Timed, records, shape_text
 from polaformer.cli.bench_tables import IN_BRACKETS, PASSES, TIMES, Columns, cell, mebibytes, number, ratio_text, table
-from polaformer.cli.output import busy_lines, machine_lines, threads_text
+from polaformer.cli.output import figure_title, machine_lines, threads_text
 
 if TYPE_CHECKING:
     from polaformer.bench.contenders import Contender
@@ -79,7 +79,7 @@ class BenchOp(Timed, Lengths, Shapes):
         curves, setting = found["lengths"], f"{PASSES[self.mode]}, {self.setting}, {threads_text(machine)}"
         record = self._record(machine, notes) | self.sizes | {"lengths": lengths, "rows": records(curves)}
         shown = [*_length_tables(curves, lengths, setting), *machine_lines(machine), *notes]
-        draw = partial(save_times, curves=curves, title="\n".join([setting.capitalize(), *busy_lines(machine)]))
+        draw = partial(save_times, curves=curves, title=figure_title(setting.capitalize(), machine))
         return Report(record, shown, draw, found)
 
     def _record(self, machine: dict[str, Any], notes: list[str]) -> dict[str, Any]:

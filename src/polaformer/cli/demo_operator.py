@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polaformer.cli.errors import UsageError
-from polaformer.cli.output import busy_lines, load, prepare_folder, print_json, steps, threads_text, to_json
+from polaformer.cli.output import figure_title, load, prepare_folder, print_json, steps, threads_text, to_json
 from polaformer.extras import require
 from polaformer.regular_files import writing
 
@@ -146,7 +146,7 @@ class DemoOperator:
                 query=QUERY,
                 title=f"Sharpness of attention between the pixels of {NUM_DIGITS} handwritten digits, random projections",
             )
-            figures.save_times(times, *findings.times(), title="\n".join([setting, *busy_lines(findings.machine)]))
+            figures.save_times(times, *findings.times(), title=figure_title(setting, findings.machine))
         return [sharpness, times]
 
     def _report(self, findings: Findings, figures: list[Path]) -> None:
