@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from polaformer.analysis.agreement import random_inputs
+from polaformer.analysis.timing import Ratio, Timing
 from polaformer.attention import facts, names, registry
 from polaformer.attention.core import Facts
 from polaformer.attention.mechanisms.linear import LinearCore
 from polaformer.bench import attention, runner
 from polaformer.bench.attention import BOTH, FORWARD, SMALL, Cost, Mechanism, Point, build, compare, core_pass, correctness
-from polaformer.bench.correctness import random_inputs
-from polaformer.bench.measure import Ratio, Timing
 from polaformer.bench.runner import Settings
 
 TINY = Settings(num_heads=2, width=8, rounds=1, seconds=60.0)  # one: several may disagree, and are then refused

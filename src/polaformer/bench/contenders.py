@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polaformer.analysis.agreement import Attention, Shape
 from polaformer.attention import create
-from polaformer.bench.correctness import Attention, Shape
 from polaformer.ops.polarity import backends, cpu, plain, reference
 from polaformer.ops.polarity.inputs import Inputs
 from polaformer.ops.polarity.operator import polarity_attention

@@ -4,14 +4,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import tyro
 from rich.table import Table
 
-from polaformer.cli.bench_options import Lengths, Report, Timed
+from polaformer.cli.bench_options import NONE, Lengths, Report, Timed, records
 from polaformer.cli.bench_tables import IN_BRACKETS, PASSES, Columns, cell, mebibytes, number, ratio_text, skipped_text, table
 from polaformer.cli.errors import UsageError
-from polaformer.cli.output import busy_lines, machine_lines, steps, threads_text
+from polaformer.cli.output import figure_title, machine_lines, threads_text
 from polaformer.errors import nearest
 
 if TYPE_CHECKING:
@@ -49,9 +50,9 @@ class BenchAttention(Timed, Lengths):
 
     lengths: tuple[int, ...] = (256, 1024, 4096, 16384)
     """Numbers of tokens to measure at."""
-    only: tuple[str, ...] = ()
-    """Mechanisms to compare, by default all; softmax, which they are compared with, is always included."""
-    without: tuple[str, ...] = ()
+    only: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="(default: all)")] = ()
+    """Mechanisms to compare; softmax, which they are compared with, is always included."""
+    without: Annotated[tuple[str, ...], NONE] = ()
     """Mechanisms to leave out; for instance --without kernelized synthesizer."""
     mode: Literal["forward", "both"] = "forward"
     """What is timed: the forward pass alone, or forward and backward together; memory is measured for both."""
@@ -66,29 +67,20 @@ class BenchAttention(Timed, Lengths):
             raise UsageError("--lengths is empty; give at least two, for instance --lengths 1024 4096")
         lengths = [shape[2] for shape in self.checked_shapes()]
         self.check_common()
-        with steps({"loading PyTorch": 3.0}) as begin:
-            begin("loading PyTorch")
-            self.load("polaformer.bench.attention")
+        self.load("polaformer.bench.attention")
+        from polaformer.analysis.attention_figures import save_mechanisms
         from polaformer.attention import names
         from polaformer.bench.attention import compare
 
         compared = chosen(names(), self.only, self.without)
         calls = len(compared) * (1 + (self.rounds + 2) * len(lengths))
-        found, machine = self.time(calls, {"lengths": partial(compare, lengths, compared)}, **self.sizes)
+        found, machine = self.time({"lengths": partial(compare, lengths, compared)}, calls, **self.sizes)
         rows, setting = found["lengths"], f"{PASSES[self.mode]}, {self.setting}, {threads_text(machine)}"
-
-        def draw(path: Path) -> None:
-            from polaformer.analysis.attention_figures import save_mechanisms
-
-            title = "\n".join([f"Time: {setting}.", IN_FIGURE, *busy_lines(machine)])
-            times = {name: row.values("median") for name, row in rows.items()}
-            save_mechanisms(path, times, {name: row.values("forward_bytes") for name, row in rows.items()}, title=title)
-
         record = {"command": "bench attention", "mode": self.mode, "device": self.device, **self.sizes, "lengths": lengths}
-        records = {name: row.as_record() for name, row in rows.items()}
-        record = {**record, "machine": machine, "notes": [" ".join(EXPLAINED)], "rows": records}
+        record |= {"machine": machine, "notes": [" ".join(EXPLAINED)], "rows": records(rows)}
         shown = [*_tables(rows, lengths, setting), *EXPLAINED, *machine_lines(machine)]
-        return Report(record, shown, draw, {f"N = {n}": [row.points[n] for row in rows.values()] for n in lengths})
+        draw = partial(save_mechanisms, mechanisms=rows, title=figure_title(f"Time: {setting}.\n{IN_FIGURE}", machine))
+        return Report(record, shown, draw, {f"N = {n}": {name: row.points[n] for name, row in rows.items()} for n in lengths})
 
 
 def chosen(names: Sequence[str], only: Sequence[str], without: Sequence[str]) -> list[str]:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.table import Table
 
-from polaformer.cli.bench_options import Report, Timed
+from polaformer.cli.bench_options import Report, Timed, records
 from polaformer.cli.bench_tables import IN_BRACKETS, TIMES, Columns, mebibytes, number, ratio_text, skipped_text, table
 from polaformer.cli.errors import UsageError
-from polaformer.cli.output import busy_lines, load, machine_lines, threads_text
+from polaformer.cli.output import figure_title, load, machine_lines, threads_text
 from polaformer.errors import nearest
 
 if TYPE_CHECKING:
@@ -53,33 +53,26 @@ class BenchModel(Timed):
         """Check the options and measure."""
         self.check()
         self.load("polaformer.bench.model")
+        from polaformer.analysis.bench_figures import save_images_per_second
         from polaformer.bench.model import benchmark
 
         cases = [(name, size) for name in dict.fromkeys(self.models) for size in sorted(set(self.sizes))]
         options: dict[str, Any] = {"batch": self.batch, "with_compiled": self.compile}
         jobs = {f"{name}, {size} pixels": partial(benchmark, name, size=size, **options) for name, size in cases}
-        results, machine = self.time((ROWS + self.compile) * (self.rounds + 2), jobs)
+        results, machine = self.time(jobs, (ROWS + self.compile) * (self.rounds + 2))
         found = {case: rows for case, (rows, _) in zip(cases, results.values(), strict=True)}
         setting = f"{STEPS[self.mode]}, batch {self.batch}, float32, {threads_text(machine)}"
         record: dict[str, Any] = {"command": "bench model", "mode": self.mode, "batch": self.batch, "device": self.device}
         models = [
-            {"model": name, "size": size, "rows": {key: row.as_record() for key, row in rows.items()}, "notes": notes}
+            {"model": name, "size": size, "rows": records(rows), "notes": notes}
             for (name, size), (rows, notes) in zip(cases, results.values(), strict=True)
         ]
         record |= {"parameters": NOTE, "machine": machine, "models": models}
         notes = list(dict.fromkeys(note for _, notes in results.values() for note in notes))
-        shown: list[Table | str] = [*_tables(found, setting), *machine_lines(machine), NOTE, *notes]
-
-        def draw(path: Path) -> None:
-            from polaformer.analysis.bench_figures import save_images_per_second
-
-            panels: dict[str, dict[str, dict[int, float | None]]] = {}
-            for (name, size), rows in found.items():
-                for key, row in rows.items():
-                    panels.setdefault(name, {}).setdefault(_kind(key), {})[size] = row.images_per_second
-            save_images_per_second(path, panels, title="\n".join([setting.capitalize(), *busy_lines(machine)]))
-
-        return Report(record, shown, draw, {name: rows.values() for name, (rows, _) in results.items()})
+        shown = [*_tables(found, setting), *machine_lines(machine), NOTE, *notes]
+        speeds = {case: {_kind(key): row.images_per_second for key, row in rows.items()} for case, rows in found.items()}
+        draw = partial(save_images_per_second, found=speeds, title=figure_title(setting.capitalize(), machine))
+        return Report(record, shown, draw, {name: rows for name, (rows, _) in results.items()})
 
     def check(self) -> None:
         """Raise UsageError for options that make no sense."""
@@ -101,7 +94,7 @@ class BenchModel(Timed):
         self.check_common("" if len(set(self.sizes)) > 1 else needs)
 
 
-def _tables(found: "dict[tuple[str, int], dict[str, ModelRow]]", setting: str) -> list[Table]:
+def _tables(found: "dict[tuple[str, int], dict[str, ModelRow]]", setting: str) -> list[Table | str]:
     """How much faster ours is than each, a row per model and size; then absolute numbers of each."""
     rows = {f"{name}, {size}": {_kind(key): row for key, row in one.items()} for (name, size), one in found.items()}
     labels = dict.fromkeys(key for one in rows.values() for key in one if key != "ours")
@@ -124,7 +117,7 @@ def _tables(found: "dict[tuple[str, int], dict[str, ModelRow]]", setting: str) -
     caption = f"how many times longer the other takes: more than 1, ours is faster; {IN_BRACKETS}"
     caption += "; bytes: what ours saves for backward (without weights) relative to the other" if with_saved else ""
     title = f"Speed of ours relative to each, {setting}"
-    tables = [table(title, columns, rows, first="model, pixels", caption=caption)]
+    tables: list[Table | str] = [table(title, columns, rows, first="model, pixels", caption=caption)]
     for (name, size), models in found.items():
         has_saved = any(row.saved_bytes for row in models.values())
         caption = "against published: relative difference of the logits" + (", of all gradients" if has_saved else "")

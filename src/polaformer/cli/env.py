@@ -24,8 +24,8 @@ class Env:
         """Collect and print."""
         with steps({"loading PyTorch": 3.0, "checking backends": 3.0}) as begin:
             begin("loading PyTorch")
-            load("polaformer.bench.machine")
-            from polaformer.bench.machine import environment
+            load("polaformer.analysis.machine")
+            from polaformer.analysis.machine import environment
 
             begin("checking backends")
             found = environment()
@@ -44,7 +44,7 @@ def _backends_table(backends: dict[str, dict[str, Any]]) -> Table:
 
 
 def _versions_table(versions: dict[str, str | None]) -> Table:
-    from polaformer.bench.machine import PACKAGES
+    from polaformer.analysis.machine import PACKAGES
 
     table = _text_table("Versions", "package", "version")
     for name, version in versions.items():
