@@ -38,10 +38,10 @@ TIME = "of the same rounds as the ratios; in brackets how many. slope: a of time
 class BenchAttention(Timed, Lengths):
     """Compare all attention mechanisms: time and memory against the number of tokens.
 
-    All of them take turns at each length, in one run, in float32. A number is shown only for a mechanism that agrees, output
-    and gradients, with its own maps in float64; if one does not, the exit code is 1. One that would take too long or too much
-    memory, judging by its growth so far, is skipped with the reason. A length whose rounds disagree too much gets no numbers,
-    and the exit code is 75.
+    All mechanisms are timed in alternation at each length, in one run, in float32. Only one whose output and gradients agree
+    with those from its explicit attention maps in float64 gets numbers; if any does not, the exit code is 1. One that would
+    take too long or need too much memory, judging by its growth so far, is skipped, with the reason. If the rounds at a length
+    vary too much, it gets no numbers, and the exit code is 75.
 
     Example: polaformer bench attention --figure attention.png
 
@@ -49,17 +49,18 @@ class BenchAttention(Timed, Lengths):
     """
 
     lengths: tuple[int, ...] = (256, 1024, 4096, 16384)
-    """Numbers of tokens to measure at."""
+    """Two or more numbers of tokens to measure at."""
     only: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="(default: all)")] = ()
     """Mechanisms to compare; softmax, which they are compared with, is always included."""
     without: Annotated[tuple[str, ...], NONE] = ()
     """Mechanisms to leave out; for instance --without kernelized synthesizer."""
     mode: Literal["forward", "both"] = "forward"
-    """What is timed: the forward pass alone, or forward and backward together; memory is measured for both."""
+    """What is timed: the forward pass alone, or forward and backward together; memory is always measured in both modes."""
     rounds: int = 40
     seconds: float = 60.0
+    """Time budget per length, in seconds: slow calls get fewer rounds, and a single call that takes longer is skipped."""
     figure: Path | None = None
-    """PNG file to draw time and memory against the number of tokens in."""
+    """Plot time and memory against the number of tokens into this PNG file."""
 
     def measure(self) -> Report:
         """Check the options and measure."""

@@ -33,8 +33,9 @@ EXPLAINED = (
 class BenchMemory(Bench, Lengths, Shapes):
     """Measure the memory of the operator against the published form, linear attention and softmax.
 
-    Bytes saved for backward, and the peak during forward alone and during forward and backward. Each contender at each shape is
-    measured in a separate process, so that nothing is left over from others. If one dies, its row gives the reason.
+    Reports the bytes saved for backward, and the peak memory of forward alone and of forward and backward. Each contender at
+    each shape is measured in a separate process, so that nothing is left over from others. If a process fails, its row gives
+    the reason. Results are checked first; if one is incorrect, it gets no numbers, and the exit code is 1.
 
     Example: polaformer bench memory --lengths 1024 2048 4096 --figure memory.png
     """
@@ -42,7 +43,7 @@ class BenchMemory(Bench, Lengths, Shapes):
     seconds: float = 120.0
     """Time per process; one that takes longer is stopped, and its row says so."""
     figure: Path | None = None
-    """PNG file to draw memory against the number of tokens in; needs --lengths."""
+    """Plot memory against the number of tokens into this PNG file; needs --lengths."""
 
     def measure(self) -> Report:
         """Check the options and measure."""

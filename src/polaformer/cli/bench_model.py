@@ -24,11 +24,12 @@ NOTE = "Parameters and images are random (seed 0), including our powers, scales 
 
 @dataclass(frozen=True)
 class BenchModel(Timed):
-    """Time whole models against their published form, their softmax twins and timm's.
+    """Time whole models against their published form, their softmax twins and timm's models.
 
-    All of them take turns in one run, in float32. Ours is timed only if it agrees with the same parameters computed by the
-    authors' steps: logits and, in a training step, gradients; if it does not, the exit code is 1. A model whose rounds disagree
-    too much gets no numbers, and the exit code is 75.
+    All models are timed in alternation in one run, in float32. Our model is timed only if its logits, and in a training step
+    its gradients, agree with the authors' computation on the same parameters; if they do not, the exit code is 1. A model that
+    would take too long or need too much memory is skipped, with the reason. If the rounds of a model vary too much, it gets no
+    numbers, and the exit code is 75.
 
     Example: polaformer bench model --models pola_swin_tiny pola_pvt_tiny --sizes 224 448 --figure images.png
     """
@@ -36,7 +37,7 @@ class BenchModel(Timed):
     models: tuple[str, ...] = ("pola_swin_tiny", "pola_pvt_tiny", "pola_deit_tiny")
     """Names of our models, separated by spaces; `polaformer models "pola_*"` lists them."""
     sizes: tuple[int, ...] = (224,)
-    """Sides of the square images in pixels; a model is built for the size that it is timed at."""
+    """Sides of the square images in pixels, multiples of 32 up to 4096; a model is built for the size that it is timed at."""
     batch: int = 4
     """Images per batch."""
     compile: bool = False
@@ -47,7 +48,7 @@ class BenchModel(Timed):
     seconds: float = 40.0
     """Time per model and size: slow models get fewer rounds, and one that takes longer for a single call is skipped."""
     figure: Path | None = None
-    """PNG file to draw images per second against size in; needs two or more --sizes."""
+    """Plot images per second against size into this PNG file; needs two or more --sizes."""
 
     def measure(self) -> Report:
         """Check the options and measure."""

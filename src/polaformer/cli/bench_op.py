@@ -33,9 +33,10 @@ SAVED: Columns = {"saved (MiB)": lambda row: mebibytes(row.saved_bytes), "of pub
 class BenchOp(Timed, Lengths, Shapes):
     """Time the operator on each backend against the published form, linear attention and softmax.
 
-    All of them take turns in one run, in float32. A number is shown only for an implementation that agrees with a slow float64
-    form, output and gradients; if one does not, the exit code is 1. One that would take too long or too much memory is skipped
-    with the reason. A shape whose rounds disagree too much gets no numbers, and the exit code is 75.
+    All implementations are timed in alternation in one run, in float32. Only one whose output and gradients agree with a slow
+    float64 form gets numbers; if any does not, the exit code is 1. One that would take too long or need too much memory is
+    skipped, with the reason. If the rounds at a shape vary too much, it gets no numbers, and the exit code is 75; this does not
+    apply to --lengths, which also leaves out the compiled and the unshifted form.
 
     Example: polaformer bench op --shapes 4,4,3136,32 8,3,196,64 --mode both
 
@@ -43,11 +44,11 @@ class BenchOp(Timed, Lengths, Shapes):
     """
 
     lengths: Annotated[tuple[int, ...], NONE] = ()
-    """Numbers of tokens to time at instead of --shapes, all in turns; shows how time grows with each doubling."""
+    """Two or more numbers of tokens to time at instead of --shapes, in alternation; shows how time grows per doubling."""
     mode: Literal["forward", "both"] = "forward"
     """The forward pass alone, or forward and backward together."""
     figure: Path | None = None
-    """PNG file to draw time against the number of tokens in; needs --lengths."""
+    """Plot time against the number of tokens into this PNG file; needs --lengths."""
 
     def measure(self) -> Report:
         """Check the options and time at all shapes, or at all lengths together."""

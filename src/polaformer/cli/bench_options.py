@@ -50,7 +50,7 @@ class Lengths:
     """The options of benchmarks against the number of tokens."""
 
     lengths: Annotated[tuple[int, ...], NONE] = ()
-    """Numbers of tokens to measure at, instead of --shapes."""
+    """Two or more numbers of tokens to measure at, instead of --shapes."""
     batch: int = 1
     """Batch size at all --lengths."""
     heads: int = 4
@@ -95,13 +95,13 @@ class Bench:
     device: Literal["cpu", "cuda"] = "cpu"
     """The device to compute on."""
     seconds: float = 20.0
-    """Time per shape or length: slow calls get fewer rounds, and a single call that takes longer is skipped."""
+    """Time budget per shape or length, in seconds: slow calls get fewer rounds, and a single call that takes longer is skipped."""
     threads: int | None = None
     """Number of threads torch may use; by default torch's own choice."""
     figure: Path | None = None
-    """PNG file to draw the result in, against the number of tokens."""
+    """Plot the result against the number of tokens into this PNG file."""
     json: bool = False
-    """Print the result as JSON on stdout and nothing else there."""
+    """Print the result as JSON on stdout, and nothing else."""
 
     def run(self) -> int:
         """Measure, draw and print; 0, or 1 if something is incorrect, or 75 if a table is too noisy, with why on stderr."""
@@ -196,7 +196,7 @@ class Timed(Bench):
 
     mode: str = ""
     rounds: int = 30
-    """The most rounds in which each is timed."""
+    """Maximum number of timing rounds."""
 
     def time(
         self, jobs: "Mapping[str, Callable[[Settings], Found]]", calls: int, **sizes: Any

@@ -12,7 +12,7 @@ from polaformer.cli.output import load, new_table, print_all, print_json, steps
 class Env:
     """Show backends (and why some are unavailable), versions, devices and the machine.
 
-    Builds the native kernels if they are not built yet, which takes seconds.
+    Builds the native kernels if they are not built yet, which takes a few seconds.
 
     Example: polaformer env --json
     """
