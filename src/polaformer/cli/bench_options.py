@@ -95,7 +95,7 @@ class Bench:
     device: Literal["cpu", "cuda"] = "cpu"
     """The device to compute on."""
     seconds: float = 20.0
-    """Time budget per shape or length, in seconds: slow calls get fewer rounds, and a single call that takes longer is skipped."""
+    """Seconds per shape or length: slow calls get fewer rounds, and a single call that takes longer is skipped."""
     threads: int | None = None
     """Number of threads torch may use; by default torch's own choice."""
     figure: Path | None = None

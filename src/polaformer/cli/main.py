@@ -41,7 +41,9 @@ COMMANDS: dict[str, Entry] = {
     "resume": Entry("resume", "Resume", "Resume a stopped or killed run, bit-for-bit as if it had never been interrupted."),
     "eval": Entry("evaluate", "Evaluate", "Evaluate a model on a split of a dataset, by default validation."),
     "predict": Entry("predict", "Predict", "Predict with a trained model: for each image, its most probable classes."),
-    "sweep": Entry("sweep", "Sweep", "Train every cell of a sweep with every seed, and tabulate the mean and standard deviation."),
+    "sweep": Entry(
+        "sweep", "Sweep", "Train every cell of a sweep with every seed, and tabulate the mean and standard deviation."
+    ),
     "check": Entry("check", "Check", "Read a whole dataset and list its problems."),
     "models": Entry("models", "Models", "List the models: attention of each stage, parameters, MACs, and the paper's numbers."),
     "convert": Entry(
