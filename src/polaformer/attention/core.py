@@ -59,6 +59,8 @@ class Facts:
     distributions: no map entry is negative, and rows sum to 1, or to less for queries with little or no key mass.
     reads_masked: neither the core nor the layer zeroes masked tokens, because the published code reads them.
     in_windows: in Swin it attends within shifted windows (WindowAttention).
+    takes_bias: it supports an additive bias, as windows need.
+    set_by_model: names of the core's arguments that are also arguments of the backbones.
     published: the parts that it is published with.
     """
 
@@ -76,6 +78,8 @@ class Facts:
     distributions: bool = True
     reads_masked: bool = False
     in_windows: bool = False
+    takes_bias: bool = False
+    set_by_model: tuple[str, ...] = ()
     published: LayerParts = LayerParts()
 
     @property

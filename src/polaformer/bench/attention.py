@@ -69,7 +69,7 @@ class Point(Row):
 
 
 @dataclass(frozen=True)
-class Mechanism(Curve):
+class MechanismCurve(Curve):
     """What was measured of one mechanism."""
 
     points: Mapping[int, Point]
@@ -98,7 +98,7 @@ def core_pass(core: nn.Module, inputs: Inputs, *, backward: bool) -> Pass:
     return Pass(lambda q, k, v, _: core(q, k, v), inputs, backward, tuple(core.parameters()))
 
 
-def compare(lengths: Sequence[int], names: Sequence[str], settings: Settings) -> dict[str, Mechanism]:
+def compare(lengths: Sequence[int], names: Sequence[str], settings: Settings) -> dict[str, MechanismCurve]:
     """A row for each mechanism, fastest first: check all of them, then measure them in turns at each length, ascending.
 
     A mechanism that would take longer than settings.seconds for one call, or more memory than is free, judging by its growth
@@ -115,7 +115,7 @@ def compare(lengths: Sequence[int], names: Sequence[str], settings: Settings) ->
     for probe in (n for n in PROBES if n < lengths[0]):  # so that the first length has a previous one too
         _measure_memory(probe, right, settings, known)
     found = {n: points | _measure(n, right, settings, known) for n in lengths}
-    rows = {name: Mechanism({n: found[n][name] for n in lengths}, facts(name)) for name in names}
+    rows = {name: MechanismCurve({n: found[n][name] for n in lengths}, facts(name)) for name in names}
     return {name: rows[name] for name in sorted(rows, key=lambda name: _slowness(rows[name]))}
 
 
@@ -228,7 +228,7 @@ def growth(cost: str, few: int, many: int) -> float:
     return {"linear": times, "n log n": times * log(max(many, 2)) / log(max(few, 2)), "quadratic": times**2}[cost]
 
 
-def _slowness(row: Mechanism) -> list[tuple[bool, float]]:
+def _slowness(row: MechanismCurve) -> list[tuple[bool, float]]:
     """Sort key: the time at the longest length relative to softmax; rows without one come last, by the next shorter length."""
     times = {n: 1 / point.speedup.median if point.speedup else point.median for n, point in row.points.items()}
     return [(not row.correct, 0.0), *((one is None, one or 0.0) for one in reversed(times.values()))]

@@ -16,7 +16,7 @@ from polaformer.cli.output import figure_title, machine_lines, threads_text
 from polaformer.errors import nearest
 
 if TYPE_CHECKING:
-    from polaformer.bench.attention import Mechanism, Point
+    from polaformer.bench.attention import MechanismCurve, Point
 
 YARDSTICK = "softmax"
 KINDS = ("forward", "both", "saved")  # of memory, as polaformer.bench.attention calls them
@@ -98,7 +98,7 @@ def chosen(names: Sequence[str], only: Sequence[str], without: Sequence[str]) ->
     return [name for name in names if (not only or name in (*only, YARDSTICK)) and name not in without]
 
 
-def _tables(rows: "dict[str, Mechanism]", lengths: Sequence[int], setting: str) -> list[Table | str]:
+def _tables(rows: "dict[str, MechanismCurve]", lengths: Sequence[int], setting: str) -> list[Table | str]:
     """Ratios, times and memory."""
 
     def columns(text: "Callable[[Point], str]") -> Columns:

@@ -24,7 +24,7 @@ Shape = tuple[int, int, int, int]  # batch, heads, tokens, head width
 NONE = tyro.conf.arg(help_behavior_hint="(default: none)")  # tyro shows an empty tuple as "(default: )"
 Found = TypeVar("Found")
 SHAPES = ("4,4,3136,32", "8,3,196,64", "1,8,16384,32", "1,4,65536,64")
-WIDEST = 1024
+MAX_HEAD_WIDTH = 1024
 TENSORS = 16  # of a shape's size that are alive at the same time, about
 
 
@@ -233,8 +233,8 @@ def _checked_shape(text: str, where: str) -> Shape:
     except ValueError:
         wanted = "four integers separated by commas: batch,heads,tokens,head width, as in 4,4,3136,32"
         raise UsageError(f"{where}; give {wanted}") from None
-    if min(batch, heads, tokens) < 1 or not 2 <= width <= WIDEST:
-        raise UsageError(f"{where}; batch, heads and tokens must be at least 1, the head width between 2 and {WIDEST}")
+    if min(batch, heads, tokens) < 1 or not 2 <= width <= MAX_HEAD_WIDTH:
+        raise UsageError(f"{where}; batch, heads and tokens must be at least 1, the head width between 2 and {MAX_HEAD_WIDTH}")
     needed = TENSORS * 4 * prod(shape)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else needed
     if needed > memory:
