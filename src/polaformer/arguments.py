@@ -23,9 +23,9 @@ def check_number(
     """Raises ValueError unless the value is a number ≥ `least` (with above: > `least`) and < `below`."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not (least < value if above else least <= value) or not value < below:
-        bound = "finite" if least == -inf else f"{'>' if above else '≥'} {least:g}"
+        bound = "a finite number" if least == -inf else f"a number {'>' if above else '≥'} {least:g}"
         bound += ("" if below == inf else f" and < {below:g}") + (f" ({hint})" if hint else "")
-        raise ValueError(f"{where}: {name} is {value!r}; give a number {bound}")
+        raise ValueError(f"{where}: {name} is {value!r}; give {bound}")
 
 
 def check_flag(where: str, name: str, value: Any) -> None:

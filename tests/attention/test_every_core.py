@@ -512,8 +512,8 @@ def test_a_scale_near_zero_gives_no_nan():
 @pytest.mark.parametrize(
     ("name", "options", "error"),
     [
-        ("softmax", {"scale": "x"}, "scale is 'x'; give a number"),
-        ("softmax", {"scale": float("nan")}, "scale is nan; give a number"),
+        ("softmax", {"scale": "x"}, "scale is 'x'; give a finite number"),
+        ("softmax", {"scale": float("nan")}, "scale is nan; give a finite number"),
         ("softmax", {"dropout": 1.0}, "dropout is 1.0; give a number ≥ 0 and < 1"),
         ("kernelized", {"dropout": "x"}, "dropout is 'x'; give a number ≥ 0 and < 1"),
         ("focused", {"focusing_factor": "3"}, "focusing_factor is '3'; give a number > 0"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from layers import randomise, tokens
-from polaformer.attention import WindowAttention
+from polaformer.attention import WindowAttention, create, create_layer
 from polaformer.ops.windows import partition
 
 
@@ -124,3 +124,22 @@ def test_samples_of_unequal_size_are_shifted_as_they_would_be_alone():
         assert torch.allclose(out[index, :height, :width], alone, rtol=1e-10, atol=1e-10)
     whole = layer.maps(x[:1], grid)["softmax"]
     assert torch.allclose(maps[:6][:, :, 4], whole[:, :, 4], atol=1e-12)
+
+
+def test_a_core_that_windows_cannot_use_is_refused_at_once():
+    with pytest.raises(ValueError, match="PolaCore supports no bias, which relative positions need; use softmax"):
+        WindowAttention(8, 2, 3, core=create("pola", num_heads=2, head_dim=4))
+    softmax = create("softmax", num_heads=2, head_dim=4)
+    for options in ({"scale": 0.1}, {"dropout": 0.1}):
+        with pytest.raises(TypeError, match="give them to the core"):
+            WindowAttention(8, 2, 3, core=softmax, **options)
+
+
+def test_one_factory_creates_windows_too():
+    layer = create_layer("softmax", 8, 2, window=3, shift=1, scale=0.1, gate="linear")
+    assert isinstance(layer, WindowAttention)
+    assert (layer.window, layer.shift, layer.core.scale) == (3, 1, 0.1)
+    with pytest.raises(TypeError, match=r"'softmax' does not take tokens_?; its options are: .*shift"):
+        create_layer("softmax", 8, 2, window=3, tokens_=4)
+    with pytest.raises(TypeError, match="windows support neither tokens nor num_prefix_tokens"):
+        create_layer("softmax", 8, 2, window=3, tokens=4)

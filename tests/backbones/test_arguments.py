@@ -142,7 +142,7 @@ def test_deit_without_a_class_token_pools_the_patches():
         (TypeError, "attention_options has gat=1, which", "softmax_pvt_tiny", {"attention_options": {"gat": 1}}),
         (TypeError, "out_indices chooses features; give features_only=True", "pola_pvt_tiny", {"out_indices": [0]}),
         (TypeError, "features_only is 'no'", "pola_pvt_tiny", {"features_only": "no"}),
-        (ValueError, "mlp_ratio is 0.001, which leaves no hidden channel for dim 64", "pola_pvt_tiny", {"mlp_ratios": 0.001}),
+        (ValueError, "mlp_ratio is 0.001, too small for a hidden channel at dim 64", "pola_pvt_tiny", {"mlp_ratios": 0.001}),
         (ValueError, "checkpoint /nowhere.pth does not exist", "pola_swin_base", {"checkpoint": "/nowhere.pth"}),
     ],
 )

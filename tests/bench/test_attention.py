@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from polaformer.analysis.agreement import random_inputs
+from polaformer.analysis.timing import Ratio, Timing
 from polaformer.attention import facts, names, registry
 from polaformer.attention.core import Facts
 from polaformer.attention.mechanisms.linear import LinearCore
 from polaformer.bench import attention, runner
-from polaformer.bench.attention import BOTH, FORWARD, SMALL, Cost, Mechanism, Point, build, compare, core_pass, correctness
-from polaformer.bench.correctness import random_inputs
-from polaformer.bench.measure import Ratio, Timing
+from polaformer.bench.attention import BOTH, FORWARD, SMALL, Cost, MechanismCurve, Point, build, compare, core_pass, correctness
 from polaformer.bench.runner import Settings
 
 TINY = Settings(num_heads=2, width=8, rounds=1, seconds=60.0)  # one: several may disagree, and are then refused
@@ -169,9 +169,9 @@ def test_a_length_that_is_too_noisy_has_no_numbers_but_its_memory(
 
 
 def test_rows_without_a_time_at_the_longest_length_come_after_those_with_one() -> None:
-    def row(*medians: float | None) -> Mechanism:
+    def row(*medians: float | None) -> MechanismCurve:
         times = [None if median is None else Timing((median,), 0.0) for median in medians]
-        return Mechanism({n: Point(0.0, timing) for n, timing in enumerate(times)}, Facts("linear"))
+        return MechanismCurve({n: Point(0.0, timing) for n, timing in enumerate(times)}, Facts("linear"))
 
     rows = {"late": row(1.0, None), "later": row(2.0, None), "slow": row(9.0, 8.0), "fast": row(9.0, 7.0)}
     assert sorted(rows, key=lambda name: attention._slowness(rows[name])) == ["fast", "slow", "late", "later"]

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from polaformer.analysis.agreement import Pass, differences, random_inputs, worst
 from polaformer.bench import correctness as correctness_module
-from polaformer.bench.contenders import CONTENDERS, Contender, polarity_in_linear_form, softmax_by_maps, working
-from polaformer.bench.correctness import TOLERANCE, Pass, correctness, correctness_at_length, differences, random_inputs, worst
+from polaformer.bench.contenders import CONTENDERS, Contender, polarity_in_linear_form, working
+from polaformer.bench.correctness import TOLERANCE, correctness, correctness_at_length
 from polaformer.bench.op import benchmark, time_lengths
 from polaformer.bench.runner import Settings
 from polaformer.ops.polarity import reference
@@ -120,14 +121,3 @@ def wrong_in_power(q: Tensor, k: Tensor, v: Tensor, power: Tensor) -> Tensor:
 def test_at_tiny_shapes_too_what_is_wrong_by_a_thousandth_is_refused(wrong, shape: tuple[int, int, int, int]) -> None:
     one = Contender(lambda _: wrong, reference.polarity_attention, polarity_in_linear_form)
     assert correctness(one, shape) > 3 * TOLERANCE
-
-
-def test_inputs_without_a_size_leave_the_error_as_it_is() -> None:
-    inputs = random_inputs((1, 1, 4, 4), magnitude=0.0)
-    assert worst(differences(lambda q, k, v, power: v + q, lambda q, k, v, power: v, inputs)) == float("inf")
-
-
-def test_a_truth_in_pieces_is_the_truth() -> None:
-    inputs = random_inputs((2, 2, 33, 7), dtype=torch.float64)
-    for piece in (1, 10, 33, 100):
-        assert worst(differences(softmax_by_maps, softmax_by_maps, inputs, piece=piece)) < 1e-14

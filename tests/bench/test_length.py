@@ -3,29 +3,13 @@
 import pytest
 from torch import Tensor
 
+from polaformer.analysis.timing import Ratio, Timing
 from polaformer.bench.contenders import CONTENDERS, YARDSTICK, Contender
-from polaformer.bench.measure import Ratio, Timing, slope
-from polaformer.bench.op import time_at, time_lengths
+from polaformer.bench.op import time_lengths
 from polaformer.bench.runner import Curve, Row, Settings
 from polaformer.ops.polarity import reference
 
 LINEAR = "linear (ELU + 1)"
-
-
-def test_the_slope_of_a_power_law_is_its_exponent() -> None:
-    lengths = [100, 200, 400, 800]
-    assert slope(lengths, [3e-6 * n**1.7 for n in lengths]) == pytest.approx(1.7)
-    assert slope(lengths, [None, 1.0, 2.0, 4.0]) == pytest.approx(1.0)
-
-
-def test_a_single_measured_length_has_no_slope() -> None:
-    assert slope([100, 200], [1.0, None]) is None
-    assert slope([100, 100], [1.0, 2.0]) is None
-
-
-def test_time_at_a_length_times_both_mechanisms_in_the_same_rounds() -> None:
-    timings = time_at(16, rounds=3)
-    assert {name: len(one.samples) for name, one in timings.items()} == {"polarity": 3, "softmax": 3}
 
 
 def test_a_doubling_is_compared_within_rounds_and_a_step_of_four_counts_as_two() -> None:

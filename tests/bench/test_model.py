@@ -7,11 +7,11 @@ import timm
 import torch
 
 from models import SMALL
+from polaformer.attention.layer.published_layer import PublishedLayer
 from polaformer.backbones import list_models
 from polaformer.bench import model as bench_model
 from polaformer.bench import runner
 from polaformer.bench.model import OURS, PUBLISHED, TIMM, TWIN, benchmark, build
-from polaformer.bench.published_layer import PublishedLayer
 from polaformer.bench.runner import Settings
 
 QUICK = Settings(rounds=1, seconds=40.0)  # one round: several may disagree, and are then refused

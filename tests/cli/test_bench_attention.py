@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from commands import run
-from polaformer.bench.measure import LEAST_ROUNDS, Timing
+from polaformer.analysis.timing import LEAST_ROUNDS, Timing
 
 PNG = b"\x89PNG\r\n\x1a\n"
 # One round: several may disagree, which gives code 75.

@@ -193,7 +193,7 @@ def test_the_environment_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_environment_answers_when_everything_is_broken(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from polaformer.bench import machine
+    from polaformer.analysis import machine
     from polaformer.ops.polarity import triton
 
     monkeypatch.setattr(triton, "unavailable_reason", lambda: 1 / 0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from polaformer.bench.measure import Ratio, Timing
+from polaformer.analysis.timing import Ratio, Timing
 from polaformer.bench.op import OpRow, Result
 from polaformer.cli.bench_op import shape_tables
 from polaformer.cli.bench_tables import ratio_text

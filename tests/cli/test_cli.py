@@ -16,6 +16,7 @@ import pytest
 
 from commands import run, run_apart
 from polaformer import __version__
+from polaformer.cli.demo_operator import time_at
 from polaformer.cli.main import COMMANDS
 from polaformer.cli.output import machine_lines
 
@@ -58,6 +59,7 @@ def test_help_of_a_command_describes_every_option_and_gives_an_example(name: str
     assert code == 0
     assert f"Example: polaformer {name} " in out
     described = " ".join(out.replace("│", " ").split())
+    assert "(default: )" not in described
     command = COMMANDS[name].load()
     source = "".join(inspect.getsource(one) for one in command.__mro__ if one is not object)  # options may be inherited
     for field in fields(command):  # type: ignore[arg-type]
@@ -231,9 +233,14 @@ def check_demo_results(result: dict[str, Any]) -> None:
     assert result["machine"]["cpu"]
 
 
+def test_time_at_a_length_times_both_mechanisms_in_the_same_rounds() -> None:
+    timings = time_at(16, rounds=3)
+    assert {name: len(one.samples) for name, one in timings.items()} == {"polarity": 3, "softmax": 3}
+
+
 @pytest.mark.parametrize(("others", "warned"), [(None, False), (0.02, False), (0.5, True)])
 def test_a_busy_machine_is_told_beside_its_timings(others: float | None, warned: bool) -> None:
-    from polaformer.bench.machine import fingerprint
+    from polaformer.analysis.machine import fingerprint
 
     lines = machine_lines(fingerprint() | {"used_by_others": others})
     assert "Timings are for this machine" in lines[0]

@@ -1,15 +1,16 @@
 """Which backend serves where, and what is said where one cannot."""
 
-import importlib
 import itertools
+import subprocess
+import sys
 import warnings
+from textwrap import dedent
 
 import pytest
 import torch
 from torch import Tensor
 
 from oracle import random_inputs, truth, with_gradients
-from polaformer.ops.allocator import keep_freed_memory
 from polaformer.ops.polarity import backends, cpu, plain, triton
 from polaformer.ops.polarity.inputs import Inputs
 from polaformer.ops.polarity.operator import polarity_attention
@@ -59,12 +60,25 @@ def test_views_that_are_negated_only_when_they_are_read_are_read_negated(backend
 # ---- auto ----
 
 
-def test_freed_memory_is_kept_from_the_first_call_on_and_not_by_importing():
-    keep_freed_memory.cache_clear()
-    importlib.reload(importlib.import_module("polaformer.ops.polarity"))
-    assert keep_freed_memory.cache_info().currsize == 0
-    polarity_attention(*random_inputs(dtype=torch.float32))
-    assert keep_freed_memory.cache_info().currsize == 1
+def test_freed_memory_is_kept_by_the_first_layer_core_or_call_and_not_by_importing():
+    program = """
+        import polaformer.backbones, torch
+        from polaformer import attention, polarity_attention
+        from polaformer.ops.allocator import keep_freed_memory as keep
+        found = [keep.cache_info().currsize]
+        q = torch.ones(1, 1, 4, 2)
+        for use in (
+            lambda: attention.WindowAttention(4, 2, 2),
+            lambda: attention.create("hedgehog", num_heads=2, head_dim=2),
+            lambda: polarity_attention(q, q, q, torch.full((1, 2), 2.0)),
+        ):
+            keep.cache_clear()
+            use()
+            found.append(keep.cache_info().currsize)
+        print(found)
+    """
+    found = subprocess.run([sys.executable, "-c", dedent(program)], capture_output=True, text=True, timeout=120, check=True)
+    assert found.stdout == "[0, 1, 1, 1]\n"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

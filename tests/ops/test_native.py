@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from oracle import random_inputs, relative_error
-from polaformer.bench import machine
+from polaformer.analysis import machine
 from polaformer.ops.gated_convolution import cpu as convolution
 from polaformer.ops.native import cache as kernel_cache
 from polaformer.ops.native import compiler

@@ -1,4 +1,4 @@
-"""Analysis of models: sharpness of attention maps, counts of parameters and MACs, figures, reports."""
+"""Analysis of models: sharpness, counts, agreement, timing, memory and the machine; figures and reports."""
 
 from polaformer.analysis import figures, sharpness
 

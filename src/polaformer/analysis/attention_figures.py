@@ -12,6 +12,8 @@ from polaformer.analysis.training_figures import PALETTE
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from polaformer.bench import runner
+
 IN_ALL: dict[str, dict[str, Any]] = {
     "softmax": {"color": "black", "linestyle": "--", "linewidth": 1.5, "marker": "x", "zorder": 3},
     "pola": {"color": PALETTE[0], "linewidth": 4, "marker": "o", "zorder": 1.5},  # below the others, which it would hide
@@ -33,8 +35,11 @@ def grouped(names: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
-def save_mechanisms(path: Path, times: Mapping[str, Curve], memory: Mapping[str, Curve], *, title: str) -> None:
-    """Seconds above, bytes below, against the number of tokens on logarithmic axes; softmax and pola in every panel."""
+def save_mechanisms(path: Path, mechanisms: Mapping[str, "runner.Curve"], *, title: str) -> None:
+    """Time above, memory below, against the number of tokens on logarithmic axes; softmax and pola in every panel."""
+    times, memory = (
+        {name: one.values(attribute) for name, one in mechanisms.items()} for attribute in ("median", "forward_bytes")
+    )
     with style():
         figure = new_figure(12.0, 7.4)
         figure.suptitle(title, fontsize=10, x=0.01, ha="left")

@@ -103,7 +103,7 @@ def _block_maps(name: str, layer: AttentionLayer, call: dict[str, Any]) -> Block
     if isinstance(layer, WindowAttention):
         assert grid is not None
         maps = {stream: _assemble_windows(layer, weights, grid, call.get("sizes")) for stream, weights in maps.items()}
-    entropy = {stream: _mean_entropy(weights) for stream, weights in maps.items()}
+    entropy = {stream: _mean_entropy(weights) for stream, weights in maps.items()} if layer.core.facts.distributions else {}
     return BlockMaps(
         name=name,
         grid=grid,
@@ -129,11 +129,11 @@ def _key_grid(layer: AttentionLayer, grid: Grid | None, num_keys: int) -> Grid |
 
 
 def _num_weights(layer: AttentionLayer, x: Tensor, context: Tensor | None = None, **_: Any) -> int:
-    """The number of entries of one map, without building it; of windows on the grid, and of all channels of Hydra's."""
+    """The number of entries of one map, without building it; of windows on the grid, and of all channels if each has a map."""
     num_keys = (x if context is None else context).shape[1]
     ratio = 1 if layer.key_reduction is None else layer.key_reduction.ratio
-    num_maps = layer.core.head_dim if layer.core.facts.num_maps is None else 1
-    return num_maps * x.shape[0] * layer.num_heads * x.shape[1] * -(-num_keys // ratio**2)
+    per_channel = layer.core.head_dim if layer.core.facts.num_maps is None else 1
+    return per_channel * x.shape[0] * layer.num_heads * x.shape[1] * -(-num_keys // ratio**2)
 
 
 def _assemble_windows(layer: WindowAttention, windows: Tensor, grid: Grid, sizes: Sequence[Grid] | None) -> Tensor:

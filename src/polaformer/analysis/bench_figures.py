@@ -12,37 +12,58 @@ from polaformer.analysis.training_figures import PALETTE
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from polaformer.bench import runner
+    from polaformer.bench.memory import Answer
+
 Curve = Mapping[int, float | None]  # by number of tokens or pixels; None: not measured
 MARKERS = "osD^vPX"
 
 
-def save_times(path: Path, times: Mapping[str, Curve], slopes: Mapping[str, float | None], *, title: str) -> None:
-    """Seconds against the number of tokens, slopes in the legend."""
-    growth = {name: "" if slope is None else f": time ∝ $N^{{{slope:.2f}}}$" for name, slope in slopes.items()}
-    curves = {
-        name + growth[name]: {n: None if t is None else 1e3 * t for n, t in curve.items()} for name, curve in times.items()
-    }
+def save_times(path: Path, curves: Mapping[str, "runner.Curve"], *, title: str) -> None:
+    """Milliseconds against the number of tokens, slopes in the legend."""
+    lines = {}
+    for name, curve in curves.items():
+        slope = curve.slope()
+        label = name if slope is None else f"{name}: time ∝ $N^{{{slope:.2f}}}$"
+        lines[label] = {n: None if median is None else 1e3 * median for n, median in curve.values("median").items()}
     with style():
         figure = new_figure(7.0, 4.6)
         axes = figure.subplots()
-        _draw(axes, curves, most_labels=12)
+        _draw(axes, lines, most_labels=12)
         _label(axes, "number of tokens N", "time of one call (ms)")
         axes.legend(frameon=False, fontsize=8)
         axes.set_title(title, loc="left")
         figure.savefig(path)
 
 
-def save_memory(path: Path, panels: Mapping[str, Mapping[str, Curve]], *, title: str) -> None:
-    """Bytes against the number of tokens: one panel per kind of memory, one line per contender."""
-    mebi = {
-        name: {key: {n: None if b is None else b / 2**20 for n, b in curve.items()} for key, curve in curves.items()}
-        for name, curves in panels.items()
+def save_memory(path: Path, found: Mapping[int, Mapping[str, "Answer"]], *, peak: str, title: str) -> None:
+    """MiB against the number of tokens: one panel per kind of memory, one line per contender.
+
+    found: the answers by number of tokens, then by contender; peak: the kind that is drawn, "allocated" or "resident".
+    """
+    kinds = {
+        "saved": "saved for backward, including inputs",
+        f"forward_{peak}": f"forward, {peak} beyond the inputs",
+        f"both_{peak}": f"forward and backward, {peak}",
     }
-    _save_panels(path, mebi, title, "number of tokens N", "MiB", size=(3.6 * len(panels), 4.6), sharey=True)
+    panels: dict[str, dict[str, dict[int, float | None]]] = {label: {} for label in kinds.values()}
+    for kind, label in kinds.items():
+        for length, answers in found.items():
+            for name, one in answers.items():
+                size = one.value(kind)
+                panels[label].setdefault(name, {})[length] = None if size is None else size / 2**20
+    _save_panels(path, panels, title, "number of tokens N", "MiB", size=(3.6 * len(panels), 4.6), sharey=True)
 
 
-def save_images_per_second(path: Path, panels: Mapping[str, Mapping[str, Curve]], *, title: str) -> None:
-    """Images per second against the side of the image in pixels: one panel per model, one line per contender."""
+def save_images_per_second(path: Path, found: Mapping[tuple[str, int], Mapping[str, float | None]], *, title: str) -> None:
+    """Images per second against the side of the image in pixels: one panel per model, one line per contender.
+
+    found: by model and side, then by contender.
+    """
+    panels: dict[str, dict[str, dict[int, float | None]]] = {}
+    for (model, side), speeds in found.items():
+        for name, speed in speeds.items():
+            panels.setdefault(model, {}).setdefault(name, {})[side] = speed
     size = (max(6.0, 3.6 * len(panels)), 4.4)
     _save_panels(path, panels, title, "side of the image (pixels)", "images per second", size=size)
 

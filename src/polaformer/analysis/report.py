@@ -16,8 +16,8 @@ from torch import Tensor
 import polaformer
 from polaformer.analysis import training_figures
 from polaformer.analysis.attention_maps import BlockRow, row_at, visit_maps
+from polaformer.analysis.machine import fingerprint
 from polaformer.analysis.training_figures import journal_lines
-from polaformer.bench.machine import fingerprint
 from polaformer.regular_files import write_atomically, writing
 from polaformer.tasks.figures import AttentionInputs, Confusion, Figure, Predictions, Rows, Text
 from polaformer.training.metric import TaskTerms

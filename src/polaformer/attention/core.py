@@ -60,6 +60,8 @@ class Facts:
     trims: masked tokens at the end of all sequences of a batch can be left out; the other tokens get the same outputs.
     reads_masked: neither the core nor the layer zeroes masked tokens, because the published code reads them.
     in_windows: in Swin it attends within shifted windows (WindowAttention).
+    takes_bias: it supports an additive bias, as windows need.
+    set_by_model: names of the core's arguments that are also arguments of the backbones.
     published: the parts that it is published with.
     """
 
@@ -78,6 +80,8 @@ class Facts:
     trims: bool = True
     reads_masked: bool = False
     in_windows: bool = False
+    takes_bias: bool = False
+    set_by_model: tuple[str, ...] = ()
     published: LayerParts = LayerParts()
 
     @property

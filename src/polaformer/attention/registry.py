@@ -8,6 +8,7 @@ from polaformer.attention.core import Core, Facts
 from polaformer.attention.layer.attention_layer import AttentionLayer, PolaAttention
 from polaformer.attention.layer.checks import check_key_positions, check_width
 from polaformer.attention.layer.key_reduction import reduced_grid
+from polaformer.attention.layer.window_attention import WindowAttention
 from polaformer.attention.mechanisms.angular import AngularCore
 from polaformer.attention.mechanisms.bigbird import BigBirdCore
 from polaformer.attention.mechanisms.cosformer import CosformerCore
@@ -31,6 +32,7 @@ from polaformer.attention.mechanisms.skyformer import SkyformerCore
 from polaformer.attention.mechanisms.softmax import SoftmaxCore
 from polaformer.attention.mechanisms.synthesizer import SynthesizerCore
 from polaformer.errors import nearest
+from polaformer.ops.allocator import keep_freed_memory
 from polaformer.ops.grid import Grid
 
 _CORES: dict[str, Callable[..., Core]] = {
@@ -57,6 +59,7 @@ _CORES: dict[str, Callable[..., Core]] = {
     "softmax": SoftmaxCore,
     "synthesizer": SynthesizerCore,
 }
+GIVEN_TO_WINDOWS = ("dim", "num_heads", "window", "core")
 # Mechanisms with their own layer class, which also creates the core.
 _LAYERS: dict[str, type[AttentionLayer]] = {"pola": PolaAttention}
 
@@ -82,6 +85,7 @@ def create(name: str, *, num_heads: int, head_dim: int, **options: Any) -> Core:
 
     Mechanisms with parameters per token (`facts(name).needs_length`) require max_length, the largest number of tokens.
     """
+    keep_freed_memory()
     core_type = _core_type(name)
     _check_options("attention.create", name, options, option_names(name))
     if facts(name).needs_length and "max_length" not in options:
@@ -90,16 +94,28 @@ def create(name: str, *, num_heads: int, head_dim: int, **options: Any) -> Core:
 
 
 def create_layer(
-    name: str, dim: int, num_heads: int, *, tokens: int | Grid | None = None, num_prefix_tokens: int = 0, **options: Any
+    name: str,
+    dim: int,
+    num_heads: int,
+    *,
+    tokens: int | Grid | None = None,
+    num_prefix_tokens: int = 0,
+    window: int | None = None,
+    **options: Any,
 ) -> AttentionLayer:
     """The multi-head layer around the mechanism called `name`, with the parts it is published with unless options change them.
 
     `facts(name).published` lists them: for pola a gate, a 5×5 depthwise convolution and key positions; for focused the same
     without the gate; for angular a convolution over the sequence with 9 taps; for the others only the projections.
     tokens: the native number of tokens of a sequence, or (height, width) of a grid; None: no key positions, no max_length.
-    options: arguments of AttentionLayer and of the core.
+    window: the side of windows to attend in, without the published parts and without tokens; then a WindowAttention.
+    options: arguments of AttentionLayer, or of WindowAttention, and of the core.
     """
     check_width(dim, num_heads)
+    if window is not None:
+        if tokens is not None or num_prefix_tokens:
+            raise TypeError("attention.create_layer: windows support neither tokens nor num_prefix_tokens; leave them out")
+        return _window_layer(name, dim, num_heads, window, options)
     tokens, about = check_key_positions(tokens), facts(name)
     layer_arguments = set(inspect.signature(AttentionLayer).parameters) - {"dim", "num_heads", "core"}
     core_arguments = option_names(name)
@@ -117,6 +133,15 @@ def create_layer(
     core_options = {key: settings.pop(key) for key in core_arguments if key in settings}
     core = create(name, num_heads=num_heads, head_dim=dim // num_heads, **core_options)
     return AttentionLayer(dim, num_heads, core, **settings)
+
+
+def _window_layer(name: str, dim: int, num_heads: int, window: int, options: dict[str, Any]) -> WindowAttention:
+    of_core = option_names(name)
+    of_layer = [one for one in inspect.signature(WindowAttention).parameters if one not in (*GIVEN_TO_WINDOWS, *of_core)]
+    _check_options("attention.create_layer", name, options, [*of_core, *of_layer])
+    core_options = {key: value for key, value in options.items() if key in of_core}
+    core = create(name, num_heads=num_heads, head_dim=dim // num_heads, **core_options)
+    return WindowAttention(dim, num_heads, window, core=core, **{key: options[key] for key in options if key in of_layer})
 
 
 def _sizes(arguments: Sequence[str], tokens: int | Grid, num_prefix_tokens: int, reduction: int) -> dict[str, int]:

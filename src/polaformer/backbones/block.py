@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from polaformer.attention import AttentionLayer
-from polaformer.backbones.config import StageConfig
+from polaformer.backbones.config import WHERE, StageConfig
 from polaformer.backbones.token_layout import TokenLayout
 
 
@@ -57,7 +57,7 @@ class Block(nn.Module):
         super().__init__()
         dim, hidden = stage.dim, int(stage.dim * stage.mlp_ratio)
         if hidden < 1:
-            raise ValueError(f"mlp_ratio is {stage.mlp_ratio}, which leaves no hidden channel for dim {dim}; give a larger one")
+            raise ValueError(f"{WHERE}: mlp_ratio is {stage.mlp_ratio}, too small for a hidden channel at dim {dim}; give more")
         self.norm1 = nn.LayerNorm(dim, eps=norm_eps)
         self.attn = attention
         self.norm2 = nn.LayerNorm(dim, eps=norm_eps)

@@ -146,8 +146,7 @@ class BackboneConfig:
         if not self.in_windows(mechanism):
             published = facts(mechanism).published
             shared |= dict(published.core_options)
-            if "alpha" in option_names(mechanism):
-                shared["alpha"] = self.alpha
+            shared |= {name: getattr(self, name) for name in facts(mechanism).set_by_model}
             if {published.conv, (self.attention_options or {}).get("conv")} & set(GRID_CONVOLUTIONS):
                 shared["kernel_size"] = self.kernel_size
         return shared | self._supported_options(mechanism)

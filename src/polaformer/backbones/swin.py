@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 from timm.layers import PatchEmbed
 from torch import Tensor, nn
 
-from polaformer.attention import AttentionLayer, WindowAttention, create, create_layer, option_names
-from polaformer.attention.layer.checks import check_width
+from polaformer.attention import AttentionLayer, create_layer
 from polaformer.backbones.block import Block, initialise_linear, run_blocks
 from polaformer.backbones.config import BackboneConfig, StageConfig
 from polaformer.backbones.parameter_names import translate_swin
@@ -101,13 +100,10 @@ class Swin(Pyramid):
 
 def _attention(config: SwinConfig, stage: StageConfig, window: int, *, shifted: bool) -> AttentionLayer:
     """Attention in windows if the mechanism's facts say so (softmax), else over the whole grid."""
-    check_width(stage.dim, stage.num_heads)
-    options = config.layer_options(stage.mechanism)
-    if not config.in_windows(stage.mechanism):
-        return create_layer(stage.mechanism, stage.dim, stage.num_heads, tokens=stage.grid, **options)
-    core_options = {key: options.pop(key) for key in option_names(stage.mechanism) if key in options}
-    core = create(stage.mechanism, num_heads=stage.num_heads, head_dim=stage.dim // stage.num_heads, **core_options)
-    return WindowAttention(stage.dim, stage.num_heads, window, core=core, shift=window // 2 if shifted else 0, **options)
+    where: dict[str, Any] = {"tokens": stage.grid}
+    if config.in_windows(stage.mechanism):
+        where = {"window": window, "shift": window // 2 if shifted else 0}
+    return create_layer(stage.mechanism, stage.dim, stage.num_heads, **where, **config.layer_options(stage.mechanism))
 
 
 # Settings and drop path rates of the released configurations; 384 has those of 224, as none is released for small.

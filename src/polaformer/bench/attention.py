@@ -6,8 +6,7 @@ The registry of polaformer.attention is compared: a mechanism is measured by bei
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from math import log
@@ -16,13 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from polaformer.analysis.agreement import Inputs, Pass, differences, random_inputs, worst
+from polaformer.analysis.call_memory import allocated_peak, saved_bytes
+from polaformer.analysis.timing import quickest
 from polaformer.attention import create, facts
 from polaformer.attention.core import Facts
 from polaformer.bench import runner
-from polaformer.bench.correctness import Inputs, Pass, differences, random_inputs, worst
-from polaformer.bench.measure import quickest
-from polaformer.bench.memory import allocated_peak, saved_bytes
-from polaformer.bench.runner import Curve, Row, Settings
+from polaformer.bench.runner import Curve, Row, Settings, seeded
 
 YARDSTICK = "softmax"
 TOLERANCE = 1e-4  # of float32 against maps in float64; correct ones stay near 1e-6, and iterated inverses lose a digit
@@ -70,7 +69,7 @@ class Point(Row):
 
 
 @dataclass(frozen=True)
-class Mechanism(Curve):
+class MechanismCurve(Curve):
     """What was measured of one mechanism."""
 
     points: Mapping[int, Point]
@@ -99,7 +98,7 @@ def core_pass(core: nn.Module, inputs: Inputs, *, backward: bool) -> Pass:
     return Pass(lambda q, k, v, _: core(q, k, v), inputs, backward, tuple(core.parameters()))
 
 
-def compare(lengths: Sequence[int], names: Sequence[str], settings: Settings) -> dict[str, Mechanism]:
+def compare(lengths: Sequence[int], names: Sequence[str], settings: Settings) -> dict[str, MechanismCurve]:
     """A row for each mechanism, fastest first: check all of them, then measure them in turns at each length, ascending.
 
     A mechanism that would take longer than settings.seconds for one call, or more memory than is free, judging by its growth
@@ -116,7 +115,7 @@ def compare(lengths: Sequence[int], names: Sequence[str], settings: Settings) ->
     for probe in (n for n in PROBES if n < lengths[0]):  # so that the first length has a previous one too
         _measure_memory(probe, right, settings, known)
     found = {n: points | _measure(n, right, settings, known) for n in lengths}
-    rows = {name: Mechanism({n: found[n][name] for n in lengths}, facts(name)) for name in names}
+    rows = {name: MechanismCurve({n: found[n][name] for n in lengths}, facts(name)) for name in names}
     return {name: rows[name] for name in sorted(rows, key=lambda name: _slowness(rows[name]))}
 
 
@@ -147,25 +146,14 @@ def correctness(name: str, settings: Settings, length: int) -> float:
     return float(errors.median(dim=1).values.max())  # NaN wins in both
 
 
-@contextmanager
-def seeded(seed: int, device: str) -> Iterator[None]:
-    """Random numbers from a seed inside; afterwards the generator continues as if nothing had been drawn."""
-    with torch.random.fork_rng([torch.cuda.current_device()] if device == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
-
-
 def _measure(length: int, blank: Mapping[str, Point], settings: Settings, known: "Known") -> dict[str, Point]:
     """The blank points with what is measured at this length; updates `known`."""
-    timed, (points, cores) = PASSES[settings.backward], _measure_memory(length, blank, settings, known)
-    inputs, calls = random_inputs(settings.shape(length), device=settings.device), {}
-    for name, core in cores.items():
+    timed, (points, passes) = PASSES[settings.backward], _measure_memory(length, blank, settings, known)
+    for name in passes:
         # All cores exist now, each with its parameters: one that fitted alone may not fit any more.
-        peak = getattr(points[name], f"{timed}_bytes") or 0
-        reason = points[name].untried.get(timed) or runner.skip_reason(peak, 0, settings, USABLE)
-        points[name] = replace(points[name], skipped=reason)
-        if reason is None:
-            calls[name] = core_pass(core, inputs, backward=settings.backward)
+        peak = getattr(points[name], f"{timed}_bytes")
+        points[name] = replace(points[name], skipped=runner.skip_reason(peak, 0, settings, USABLE))
+    calls = {name: one for name, one in passes.items() if points[name].skipped is None}
     announced = replace(settings, on_call=lambda name: settings.on_call(f"{name}, {length} tokens"))
     points = runner.time_in_turns(calls, points, YARDSTICK, announced)
     for name, point in points.items():
@@ -176,9 +164,9 @@ def _measure(length: int, blank: Mapping[str, Point], settings: Settings, known:
 
 def _measure_memory(
     length: int, blank: Mapping[str, Point], settings: Settings, known: "Known"
-) -> tuple[dict[str, Point], dict[str, nn.Module]]:
-    """The blank points with their memory, and the cores of those that were tried; updates `known`."""
-    points, cores = {}, {}
+) -> tuple[dict[str, Point], dict[str, Pass]]:
+    """The blank points with their memory, and the passes to be timed of those that were tried; updates `known`."""
+    points, passes = {}, {}
     inputs = random_inputs(settings.shape(length), device=settings.device)
     for name, point in blank.items():
         settings.on_call(f"memory: {name}, {length} tokens")
@@ -188,19 +176,22 @@ def _measure_memory(
         points[name] = replace(point, untried=untried, skipped=untried.get(point.timed))
         if FORWARD in untried:
             continue
-        cores[name] = build(name, length, settings)
-        weights, found = [*cores[name].parameters(), *cores[name].buffers()], dict[str, Any]()
+        core = build(name, length, settings)
+        weights, found = [*core.parameters(), *core.buffers()], dict[str, Any]()
         held = found["parameter_bytes"] = sum(x.nbytes for x in weights)
-        for kind in (kind for kind in PASSES if kind not in untried):
-            one, start = core_pass(cores[name], inputs, backward=kind == BOTH), time.perf_counter()
+        tried = {kind: core_pass(core, inputs, backward=kind == BOTH) for kind in PASSES if kind not in untried}
+        for kind, one in tried.items():
+            start = time.perf_counter()
             peak = found[f"{kind}_bytes"] = allocated_peak(one, settings.device)
             taken = time.perf_counter() - start
             seconds = taken if taken > 1 else quickest(one, 0.1)  # beyond a second the profiler's overhead is negligible
             known[name, kind] = Cost.after(known.get((name, kind)), length, seconds, peak + held)
-        if BOTH not in untried:
-            found["saved_bytes"] = saved_bytes(one.recorded, apart_from=weights)
+        if BOTH in tried:
+            found["saved_bytes"] = saved_bytes(tried[BOTH].recorded, apart_from=weights)
+        if point.timed in tried:
+            passes[name] = tried[point.timed]
         points[name] = replace(points[name], **found)
-    return points, cores
+    return points, passes
 
 
 class Cost(NamedTuple):
@@ -237,7 +228,7 @@ def growth(cost: str, few: int, many: int) -> float:
     return {"linear": times, "n log n": times * log(max(many, 2)) / log(max(few, 2)), "quadratic": times**2}[cost]
 
 
-def _slowness(row: Mechanism) -> list[tuple[bool, float]]:
+def _slowness(row: MechanismCurve) -> list[tuple[bool, float]]:
     """Sort key: the time at the longest length relative to softmax; rows without one come last, by the next shorter length."""
     times = {n: 1 / point.speedup.median if point.speedup else point.median for n, point in row.points.items()}
     return [(not row.correct, 0.0), *((one is None, one or 0.0) for one in reversed(times.values()))]

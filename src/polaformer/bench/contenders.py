@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polaformer.analysis.agreement import Attention, Shape
 from polaformer.attention import create
-from polaformer.bench.correctness import Attention, Shape
 from polaformer.ops.polarity import backends, cpu, plain, reference
 from polaformer.ops.polarity.inputs import Inputs
 from polaformer.ops.polarity.operator import polarity_attention
@@ -25,7 +25,7 @@ PUBLISHED_EPS = 1e-6
 # By N and D, per batch element and head: keysᵀ·values and queries times it, both 2D×D; the same with features as wide as the
 # head; scores, and scores times values.
 FLOPS = {"polarity": lambda n, d: 8 * n * d**2, "linear": lambda n, d: 4 * n * d**2, "softmax": lambda n, d: 4 * n**2 * d}
-DEVICES = {"torch": ("cpu", "cuda"), "cpu": ("cpu",), "triton": ("cuda",)}  # by backend; "reference" is what they must equal
+WIDTH = 32  # a head width that every backend supports
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ def working(device: str = "cpu", *, backward: bool = True) -> tuple[dict[str, Co
     backward: False also includes those without a derivative.
     """
     broken = {one.name: one.reason for one in backends.status() if not one.works}
-    ours = [name for name, devices in DEVICES.items() if device in devices]
+    modules = backends.MODULES.items()
+    ours = [name for name, module in modules if module.unsupported_reason(device, torch.float32, WIDTH) is None]
     there = {
         name: one
         for name, one in CONTENDERS.items()

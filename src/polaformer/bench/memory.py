@@ -1,27 +1,25 @@
-"""Memory of a call, measured in three ways: what autograd saves, what PyTorch's allocator hands out, what the process holds.
+"""Memory of the operator and its rivals, each at each shape measured in a separate process.
 
-The first two count tensors only. The third also includes what a native kernel allocates itself; it counts pages that were
-written to, and therefore not memory that was requested and never used. `probe` measures a contender in a separate process:
-`python -m polaformer.bench.memory` with the arguments of `answer` as JSON, which prints an Answer as JSON on its last line.
+`probe` starts `python -m polaformer.bench.memory` with the arguments of `answer` as JSON, which prints an Answer as JSON on its
+last line.
 """
 
-import ctypes
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
+from polaformer.analysis.agreement import Pass, Shape, random_inputs
+from polaformer.analysis.call_memory import allocated_peak, resident_peak, saved_bytes
+from polaformer.analysis.machine import available_bytes
 from polaformer.bench.contenders import CONTENDERS, FOR_MEMORY
-from polaformer.bench.correctness import TOLERANCE, Pass, Shape, correctness, cut, random_inputs
+from polaformer.bench.correctness import TOLERANCE, correctness, cut
+from polaformer.bench.runner import Settings
 
 WARM_UP = 256  # tokens: everything is loaded, little is allocated
 ENVIRONMENT = {
@@ -30,74 +28,6 @@ ENVIRONMENT = {
     # Compile in one process: others would stay behind and take memory.
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
 }
-
-
-def saved_bytes(forward: Callable[[], object], *, apart_from: Iterable[Tensor] = ()) -> int:
-    """Bytes of the tensors that autograd saves for the backward pass of a call, inputs included, each storage once.
-
-    apart_from: tensors, for instance weights, whose storage is not counted.
-    """
-    left_out = {tensor.untyped_storage()._cdata for tensor in apart_from}
-    seen: dict[int, int] = {}
-    alive: list[object] = []  # as long as they live, no other tensor has their number
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        seen[storage._cdata] = storage.nbytes()
-        alive.append(tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        alive.append(forward())
-    return sum(size for number, size in seen.items() if number not in left_out)
-
-
-def allocated_peak(call: Callable[[], object], device: str = "cpu") -> int:
-    """The peak of live bytes of PyTorch's allocator during the call, beyond those before it."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        call()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise the profiler reports on stderr that it starts and stops
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
-        kept = call()
-    live = peak = 0
-    assert profiler.profiler is not None
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            peak = max(peak, live)
-    del kept
-    return peak
-
-
-def resident_peak(call: Callable[[], object]) -> int | None:
-    """The growth of the process's peak resident memory during the call in bytes; None where the system does not report it."""
-    # Memory that the C library has kept after it was freed would serve the call without visible growth.
-    getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)
-    with suppress(OSError):  # where resetting the peak is forbidden, past peaks count too, and the growth is an upper bound
-        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-    before = _kilobytes("self/status", "VmRSS")
-    kept = call()
-    after = _kilobytes("self/status", "VmHWM")
-    del kept
-    return None if before is None or after is None else max(0, after - before)
-
-
-def available_bytes() -> int | None:
-    """Memory that a program can get without anything being swapped out; None where the system does not report it."""
-    return _kilobytes("meminfo", "MemAvailable")
-
-
-def _kilobytes(path: str, name: str) -> int | None:
-    """A line "name: … kB" of a file in /proc, in bytes; None if it is missing, as it is where the system is not Linux."""
-    with suppress(OSError):
-        found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc", path).read_text(encoding="utf-8"), flags=re.M)
-        return 1024 * int(found[1]) if found else None
-    return None
 
 
 class Answer(NamedTuple):
@@ -116,6 +46,24 @@ class Answer(NamedTuple):
     def correct(self) -> bool:
         """Whether what was measured computes what it should."""
         return self.failed is not None or (self.error is not None and self.error <= TOLERANCE)
+
+    def as_record(self) -> dict[str, Any]:
+        """The answer for JSON."""
+        return self._asdict() | {"correct": self.correct}
+
+    def value(self, kind: str) -> int | None:
+        """The bytes of one kind; None if it failed or is incorrect."""
+        return getattr(self, kind) if self.correct else None
+
+
+def benchmark(shape: Shape, names: Iterable[str], threads: int | None, settings: Settings) -> dict[str, Answer]:
+    """The answers for the contenders at a shape, by name; a process may request nine tenths of the free memory."""
+    found = {}
+    for name in names:
+        settings.on_call(name)
+        free = available_bytes() if settings.device == "cpu" else None
+        found[name] = probe(name, shape, settings.device, threads, free and free * 9 // 10, seconds=settings.seconds)
+    return found
 
 
 def probe(name: str, shape: Shape, device: str, threads: int | None, limit: int | None, *, seconds: float = 120.0) -> Answer:

@@ -12,17 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polaformer.analysis.call_memory import saved_bytes
+from polaformer.analysis.timing import quickest, slowdown
 from polaformer.attention import PolaAttention
 from polaformer.attention.layer.gate import LinearGate
+from polaformer.attention.layer.published_layer import as_published
 from polaformer.backbones import Backbone, create_model
 from polaformer.bench.contenders import COMPILED, compiled, noting_failure
-from polaformer.bench.measure import quickest, slowdown
-from polaformer.bench.memory import saved_bytes
-from polaformer.bench.published_layer import as_published
-from polaformer.bench.runner import Row, Settings, skip_reason, time_in_turns
+from polaformer.bench.runner import Row, Settings, seeded, skip_reason, time_in_turns
 
 OURS, PUBLISHED, TWIN = "ours", "published form", "softmax twin"
-DEFAULTS = Settings(rounds=9, seconds=40.0)
 LOGITS_TOLERANCE = 1e-4  # ours and the published form add in different orders, layer after layer
 GRADIENTS_TOLERANCE = 1e-3
 WHILE_BACKWARD = 1.5  # the peak of a training step relative to what is saved for backward, about
@@ -59,13 +58,7 @@ class ModelRow(Row):
 
 
 def benchmark(
-    name: str,
-    settings: Settings = DEFAULTS,
-    *,
-    size: int = 224,
-    batch: int = 4,
-    with_compiled: bool = False,
-    **options: Any,
+    name: str, settings: Settings, *, size: int, batch: int, with_compiled: bool = False, **options: Any
 ) -> tuple[dict[str, ModelRow], list[str]]:
     """Rows of ours and its rivals in turns, in float32, and notes: inference, or a training step (forward and backward).
 
@@ -106,14 +99,13 @@ def benchmark(
     return rows, notes
 
 
-def build(name: str, size: int, *, device: str = "cpu", seed: int = 0, **options: Any) -> dict[str, nn.Module]:
+def build(name: str, size: int, *, device: str = "cpu", **options: Any) -> dict[str, nn.Module]:
     """Ours, the same computed as published, its softmax twin, and timm's if there is one; with random parameters.
 
     Without drop path, so that every call computes the same. Our attention is made to matter: with the usual initialisation it
     adds so little to the logits that an error in it would not show.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(0, "cpu"):
         ours = create_model(name, img_size=size, drop_path_rate=0.0, **options)
         _make_attention_matter(ours)
         models = {OURS: ours, PUBLISHED: as_published(ours)}

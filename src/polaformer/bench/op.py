@@ -12,20 +12,18 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 
-from polaformer.bench.contenders import SAFE, UNSAFE, YARDSTICK, Contender, noting_failure, working
-from polaformer.bench.correctness import TOLERANCE, Pass, Shape, correctness, correctness_at_length, cut, largest, random_inputs
-from polaformer.bench.measure import Ratio, Timing, measure, quickest, slowdown
-from polaformer.bench.memory import allocated_peak, saved_bytes
+from polaformer.analysis.agreement import Pass, Shape, largest, random_inputs
+from polaformer.analysis.call_memory import allocated_peak, saved_bytes
+from polaformer.analysis.timing import Ratio, measure, quickest, slowdown
+from polaformer.bench.contenders import SAFE, UNSAFE, YARDSTICK, Contender, noting_failure
+from polaformer.bench.correctness import TOLERANCE, correctness, correctness_at_length, cut
 from polaformer.bench.runner import Curve, Row, Settings, skip_reason, time_in_turns
-from polaformer.ops.polarity.operator import polarity_attention
 
 SGEMM, SGEMM_SIZE = "sgemm", 2048
 LEAST_FLOPS = 10**8  # per call: below it the cost of calls dominates, and a share of sgemm's rate means nothing
 DEFAULTS = Settings()
 BACKWARD = 3  # forward and backward take this many times the matmuls of forward; recomputation is not counted
-NUM_HEADS, WIDTH = 8, 32  # of time_at
 
 
 @dataclass(frozen=True)
@@ -65,13 +63,12 @@ class Result(NamedTuple):
         return {**record, "safe_over_unsafe": over and over.median, "notes": self.notes}
 
 
-def benchmark(shape: Shape, contenders: Mapping[str, Contender] | None = None, settings: Settings = DEFAULTS) -> Result:
+def benchmark(shape: Shape, contenders: Mapping[str, Contender], settings: Settings = DEFAULTS) -> Result:
     """A row for each contender at the shape, by name: check all of them, then time the correct ones in turns.
 
     With the backward pass, also count the bytes saved for it. A contender that would take longer than settings.seconds for one
     call, or more memory than is free, is skipped with the reason; all are if the timings are too noisy.
     """
-    contenders = working(settings.device, backward=settings.backward)[0] if contenders is None else contenders
     prepared, passes, notes = prepare(contenders, [shape], settings)
     calls: dict[str, Callable[[], object]] = {name: one for (name, _), one in passes.items()}
     saved = {name: saved_bytes(one.recorded) for (name, _), one in passes.items()} if settings.backward else {}
@@ -103,23 +100,11 @@ def time_lengths(lengths: Sequence[int], contenders: Mapping[str, Contender], se
     shapes = [settings.shape(n) for n in sorted(set(lengths))]
     rows, passes, _ = prepare(contenders, shapes, replace(settings, on_call=lambda _: None))
     calls = {f"{name}, {shape[2]} tokens": one for (name, shape), one in passes.items()}
-    limits: dict[str, Any] = {"rounds": settings.rounds, "seconds": settings.seconds * len(shapes)}
-    timings = measure(calls, on_call=settings.on_call, **limits)
+    timings = measure(calls, rounds=settings.rounds, seconds=settings.seconds * len(shapes), on_call=settings.on_call)
     points: dict[str, dict[int, Row]] = {}
     for (name, shape), row in rows.items():
         points.setdefault(name, {})[shape[2]] = replace(row, timing=timings.get(f"{name}, {shape[2]} tokens"))
     return {name: Curve(found) for name, found in points.items()}
-
-
-def time_at(length: int, *, rounds: int = 15, seconds: float = 6.0, seed: int = 0) -> dict[str, Timing]:
-    """One forward pass of "polarity" attention and one of "softmax" (SDPA), in turns, batch 1, fp32."""
-    q, k, v, power, _ = random_inputs((1, NUM_HEADS, length, WIDTH), seed=seed)
-    calls = {
-        "polarity": lambda: polarity_attention(q, k, v, power),
-        "softmax": lambda: F.scaled_dot_product_attention(q, k, v),
-    }
-    with torch.inference_mode():
-        return measure(calls, baseline="softmax", rounds=rounds, seconds=seconds)
 
 
 def prepare(

@@ -1,6 +1,7 @@
 """What all benchmarks share: settings, rows and curves, the forecast whether a call is worth trying, and timing in turns."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import log2
@@ -8,9 +9,13 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from polaformer.bench.correctness import TOLERANCE, Shape
-from polaformer.bench.measure import Ratio, Timing, measure, noise, ranks, slope, slowdown
-from polaformer.bench.memory import available_bytes
+from polaformer.analysis.agreement import Shape
+from polaformer.analysis.machine import available_bytes
+from polaformer.analysis.timing import LEAST_ROUNDS, Ratio, Timing, measure, slope, slowdown
+from polaformer.bench.correctness import TOLERANCE
+
+MAX_NOISY = 0.25  # share of the rows whose interval may be wider than analysis.timing.WIDEST
+TOO_NOISY = "too noisy"
 
 
 @dataclass(frozen=True)
@@ -111,13 +116,55 @@ def time_in_turns(
     calls: Mapping[str, Callable[[], object]], rows: Mapping[str, AnyRow], baseline: str, settings: Settings
 ) -> dict[str, AnyRow]:
     """The rows with the times of `calls` and the speedups over the baseline; with the reason for all if they are too noisy."""
-    limits: dict[str, Any] = {name: getattr(settings, name) for name in ("rounds", "seconds", "on_call")}
-    timings, found = measure(calls, baseline=baseline, **limits), dict(rows)
-    refused, places, base = noise(timings, baseline), ranks(timings), timings.get(baseline)
+    timings = measure(calls, baseline=baseline, rounds=settings.rounds, seconds=settings.seconds, on_call=settings.on_call)
+    found, refused, places, base = dict(rows), noise(timings, baseline), ranks(timings), timings.get(baseline)
     for name, one in timings.items():
         times = {"timing": one, "speedup": slowdown(base, one), "rank": places.get(name)}
         found[name] = replace(found[name], **({"skipped": refused[name]} if name in refused else times))
     return found
+
+
+def ranks(timings: Mapping[str, Timing]) -> dict[str, tuple[int, int]]:
+    """The best and the worst place that each may have; 1 is the fastest. Left out: those with fewer than LEAST_ROUNDS rounds.
+
+    One is ahead of another if the whole interval of the ratio of their times is above 1, at 95 % for each pair, not for all
+    pairs together.
+    """
+    entered = {name: one for name, one in timings.items() if len(one.samples) >= LEAST_ROUNDS}
+    ratios = {(fast, slow): slowdown(entered[slow], entered[fast]) for fast in entered for slow in entered}
+    ahead = [pair for pair, ratio in ratios.items() if ratio is not None and ratio.low > 1]
+    return {
+        name: (1 + sum(slow == name for _, slow in ahead), len(entered) - sum(fast == name for fast, _ in ahead))
+        for name in entered
+    }
+
+
+def noise(timings: Mapping[str, Timing], baseline: str) -> dict[str, str]:
+    """Why none of the timings may be shown, by name, the same for all; empty if they may.
+
+    They may not if the ratios to the baseline are noisy in more than MAX_NOISY of the rows, or if the times of the baseline
+    itself are noisy: the order of the rows and the times would mean nothing. Without a time of the baseline, the times of each
+    row count instead of its ratios.
+    """
+    timed = {name: one for name, one in timings.items() if one.samples}
+    spreads = {
+        name: (slowdown(one, timed.get(baseline)) if name != baseline else None) or Ratio.of(one.samples)
+        for name, one in timed.items()
+    }
+    widths = {name: one.high / one.low for name, one in spreads.items() if one.is_noisy}
+    if baseline in widths:
+        return dict.fromkeys(spreads, f"{TOO_NOISY}: {baseline} ×{widths[baseline]:.2f}")
+    if len(widths) <= MAX_NOISY * len(spreads):
+        return {}
+    return dict.fromkeys(spreads, f"{TOO_NOISY}: {len(widths)} of {len(spreads)} timings, up to ×{max(widths.values()):.2f}")
+
+
+@contextmanager
+def seeded(seed: int, device: str) -> Iterator[None]:
+    """Random numbers from a seed inside; afterwards the generator continues as if nothing had been drawn."""
+    with torch.random.fork_rng([torch.cuda.current_device()] if device == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 def skip_reason(size: float, seconds: float, settings: Settings, usable: float = 1.0) -> str | None:

@@ -4,18 +4,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import tyro
 from rich.table import Table
 
-from polaformer.cli.bench_options import Lengths, Report, Timed
+from polaformer.cli.bench_options import NONE, Lengths, Report, Timed, records
 from polaformer.cli.bench_tables import IN_BRACKETS, PASSES, Columns, cell, mebibytes, number, ratio_text, skipped_text, table
 from polaformer.cli.errors import UsageError
-from polaformer.cli.output import busy_lines, machine_lines, steps, threads_text
+from polaformer.cli.output import figure_title, machine_lines, threads_text
 from polaformer.errors import nearest
 
 if TYPE_CHECKING:
-    from polaformer.bench.attention import Mechanism, Point
+    from polaformer.bench.attention import MechanismCurve, Point
 
 YARDSTICK = "softmax"
 KINDS = ("forward", "both", "saved")  # of memory, as polaformer.bench.attention calls them
@@ -37,10 +38,10 @@ TIME = "of the same rounds as the ratios; in brackets how many. slope: a of time
 class BenchAttention(Timed, Lengths):
     """Compare all attention mechanisms: time and memory against the number of tokens.
 
-    All of them take turns at each length, in one run, in float32. A number is shown only for a mechanism that agrees, output
-    and gradients, with its own maps in float64; if one does not, the exit code is 1. One that would take too long or too much
-    memory, judging by its growth so far, is skipped with the reason. A length whose rounds disagree too much gets no numbers,
-    and the exit code is 75.
+    All mechanisms are timed in alternation at each length, in one run, in float32. Only one whose output and gradients agree
+    with those from its explicit attention maps in float64 gets numbers; if any does not, the exit code is 1. One that would
+    take too long or need too much memory, judging by its growth so far, is skipped, with the reason. If the rounds at a length
+    vary too much, it gets no numbers, and the exit code is 75.
 
     Example: polaformer bench attention --figure attention.png
 
@@ -48,17 +49,18 @@ class BenchAttention(Timed, Lengths):
     """
 
     lengths: tuple[int, ...] = (256, 1024, 4096, 16384)
-    """Numbers of tokens to measure at."""
-    only: tuple[str, ...] = ()
-    """Mechanisms to compare, by default all; softmax, which they are compared with, is always included."""
-    without: tuple[str, ...] = ()
+    """Two or more numbers of tokens to measure at."""
+    only: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="(default: all)")] = ()
+    """Mechanisms to compare; softmax, which they are compared with, is always included."""
+    without: Annotated[tuple[str, ...], NONE] = ()
     """Mechanisms to leave out; for instance --without kernelized synthesizer."""
     mode: Literal["forward", "both"] = "forward"
-    """What is timed: the forward pass alone, or forward and backward together; memory is measured for both."""
+    """What is timed: the forward pass alone, or forward and backward together; memory is always measured in both modes."""
     rounds: int = 40
     seconds: float = 60.0
+    """Time budget per length, in seconds: slow calls get fewer rounds, and a single call that takes longer is skipped."""
     figure: Path | None = None
-    """PNG file to draw time and memory against the number of tokens in."""
+    """Plot time and memory against the number of tokens into this PNG file."""
 
     def measure(self) -> Report:
         """Check the options and measure."""
@@ -66,29 +68,20 @@ class BenchAttention(Timed, Lengths):
             raise UsageError("--lengths is empty; give at least two, for instance --lengths 1024 4096")
         lengths = [shape[2] for shape in self.checked_shapes()]
         self.check_common()
-        with steps({"loading PyTorch": 3.0}) as begin:
-            begin("loading PyTorch")
-            self.load("polaformer.bench.attention")
+        self.load("polaformer.bench.attention")
+        from polaformer.analysis.attention_figures import save_mechanisms
         from polaformer.attention import names
         from polaformer.bench.attention import compare
 
         compared = chosen(names(), self.only, self.without)
         calls = len(compared) * (1 + (self.rounds + 2) * len(lengths))
-        found, machine = self.time(calls, {"lengths": partial(compare, lengths, compared)}, **self.sizes)
+        found, machine = self.time({"lengths": partial(compare, lengths, compared)}, calls, **self.sizes)
         rows, setting = found["lengths"], f"{PASSES[self.mode]}, {self.setting}, {threads_text(machine)}"
-
-        def draw(path: Path) -> None:
-            from polaformer.analysis.attention_figures import save_mechanisms
-
-            title = "\n".join([f"Time: {setting}.", IN_FIGURE, *busy_lines(machine)])
-            times = {name: row.values("median") for name, row in rows.items()}
-            save_mechanisms(path, times, {name: row.values("forward_bytes") for name, row in rows.items()}, title=title)
-
         record = {"command": "bench attention", "mode": self.mode, "device": self.device, **self.sizes, "lengths": lengths}
-        records = {name: row.as_record() for name, row in rows.items()}
-        record = {**record, "machine": machine, "notes": [" ".join(EXPLAINED)], "rows": records}
+        record |= {"machine": machine, "notes": [" ".join(EXPLAINED)], "rows": records(rows)}
         shown = [*_tables(rows, lengths, setting), *EXPLAINED, *machine_lines(machine)]
-        return Report(record, shown, draw, {f"N = {n}": [row.points[n] for row in rows.values()] for n in lengths})
+        draw = partial(save_mechanisms, mechanisms=rows, title=figure_title(f"Time: {setting}.\n{IN_FIGURE}", machine))
+        return Report(record, shown, draw, {f"N = {n}": {name: row.points[n] for name, row in rows.items()} for n in lengths})
 
 
 def chosen(names: Sequence[str], only: Sequence[str], without: Sequence[str]) -> list[str]:
@@ -105,7 +98,7 @@ def chosen(names: Sequence[str], only: Sequence[str], without: Sequence[str]) ->
     return [name for name in names if (not only or name in (*only, YARDSTICK)) and name not in without]
 
 
-def _tables(rows: "dict[str, Mechanism]", lengths: Sequence[int], setting: str) -> list[Table | str]:
+def _tables(rows: "dict[str, MechanismCurve]", lengths: Sequence[int], setting: str) -> list[Table | str]:
     """Ratios, times and memory."""
 
     def columns(text: "Callable[[Point], str]") -> Columns:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from polaformer.cli.bench_options import Bench, Lengths, Report, Shapes, shape_text
+from polaformer.cli.bench_options import Bench, Lengths, Report, Shapes, records, run_jobs, shape_text
 from polaformer.cli.bench_tables import mebibytes, number, table
-from polaformer.cli.output import counted
 
 if TYPE_CHECKING:
     from polaformer.bench.memory import Answer
@@ -34,8 +33,9 @@ EXPLAINED = (
 class BenchMemory(Bench, Lengths, Shapes):
     """Measure the memory of the operator against the published form, linear attention and softmax.
 
-    Bytes saved for backward, and the peak during forward alone and during forward and backward. Each contender at each shape is
-    measured in a separate process, so that nothing is left over from others. If one dies, its row gives the reason.
+    Reports the bytes saved for backward, and the peak memory of forward alone and of forward and backward. Each contender at
+    each shape is measured in a separate process, so that nothing is left over from others. If a process fails, its row gives
+    the reason. Results are checked first; if one is incorrect, it gets no numbers, and the exit code is 1.
 
     Example: polaformer bench memory --lengths 1024 2048 4096 --figure memory.png
     """
@@ -43,7 +43,7 @@ class BenchMemory(Bench, Lengths, Shapes):
     seconds: float = 120.0
     """Time per process; one that takes longer is stopped, and its row says so."""
     figure: Path | None = None
-    """PNG file to draw memory against the number of tokens in; needs --lengths."""
+    """Plot memory against the number of tokens into this PNG file; needs --lengths."""
 
     def measure(self) -> Report:
         """Check the options and measure."""
@@ -51,72 +51,47 @@ class BenchMemory(Bench, Lengths, Shapes):
         needs = "draws memory against the number of tokens; give --lengths too, for instance --lengths 1024 2048 4096"
         self.check_common("" if self.lengths else needs)
         names, notes = self.contenders(self.without, for_memory=True)
-        from polaformer.bench import memory
-        from polaformer.bench.machine import fingerprint
+        from polaformer.analysis.bench_figures import save_memory
+        from polaformer.analysis.machine import fingerprint
+        from polaformer.bench.memory import benchmark
+        from polaformer.bench.runner import Settings
 
-        found: dict[str, dict[str, Answer]] = {}
-        with counted(len(names), len(shapes)) as begin:
-            for shape in shapes:
-                text = shape_text(shape)
-                tell, found[text] = begin(text), {}
-                for name in names:
-                    tell(name)
-                    free = memory.available_bytes() if self.device == "cpu" else None
-                    question = name, shape, self.device, self.threads, free and free * 9 // 10
-                    found[text][name] = memory.probe(*question, seconds=self.seconds)
-        machine = fingerprint()
-        record: dict[str, Any] = {"command": "bench memory", "device": self.device, "threads": self.threads}
-        record |= {"machine": machine, "notes": [*notes, *self.saved_lines()], "shapes": []}
-        for shape, answers in zip(shapes, found.values(), strict=True):
-            rows = {name: one._asdict() | {"correct": one.correct} for name, one in answers.items()}
-            record["shapes"].append({"shape": shape, "rows": rows})
+        jobs = {shape_text(shape): partial(benchmark, shape, names, self.threads) for shape in shapes}
+        found = run_jobs(jobs, Settings(seconds=self.seconds, device=self.device), len(names))
+        machine, peak = fingerprint(), "allocated" if self.device == "cuda" else "resident"
+        rows = [{"shape": shape, "rows": records(one)} for shape, one in zip(shapes, found.values(), strict=True)]
+        record: dict[str, Any] = {"command": "bench memory", "device": self.device, "threads": self.threads, "machine": machine}
+        record |= {"notes": [*notes, *self.saved_lines()], "shapes": rows}
         where = f"\nMeasured on {machine['cpu']}, {machine['os']}, torch {machine['torch']}, Python {machine['python']}"
-
-        def draw(path: Path) -> None:
-            from polaformer.analysis.bench_figures import save_memory
-
-            peak = "allocated" if self.device == "cuda" else "resident"
-            drawn = {
-                "saved": "saved for backward, including inputs",
-                f"forward_{peak}": f"forward, {peak} beyond the inputs",
-                f"both_{peak}": f"forward and backward, {peak}",
-            }
-            lengths = dict(zip((shape[2] for shape in shapes), found.values(), strict=True))
-            panels = {
-                title: {name: {n: _value(rows[name], kind) for n, rows in lengths.items()} for name in names}
-                for kind, title in drawn.items()
-            }
-            save_memory(path, panels, title=f"Memory of a call, {self.setting}")
-
-        answers_of = {text: answers.values() for text, answers in found.items()}
-        return Report(record, [*_tables(found), *EXPLAINED, where, *notes], draw, answers_of)
+        lengths = dict(zip((shape[2] for shape in shapes), found.values(), strict=True))
+        draw = partial(save_memory, found=lengths, peak=peak, title=f"Memory of a call, {self.setting}")
+        return Report(record, [*_tables(found), *EXPLAINED, where, *notes], draw, found)
 
 
 def _tables(found: "dict[str, dict[str, Answer]]") -> list[Table]:
     """Ratios at all shapes, then absolute numbers."""
     from polaformer.bench.contenders import YARDSTICK
 
-    def shown(kind: str, published: "Answer | None", one: "Answer") -> str:
-        """A number, or in the first column the reason why there is none."""
-        if one.failed is not None or not one.correct:
-            return (one.failed or "incorrect") if kind == "saved" else ""
-        mine, other = _value(one, kind), published and _value(published, kind)
-        if published is None:
-            return mebibytes(mine)
-        return "" if mine is None or not other else f"{mine / other:.3g}"
+    def ratio(kind: str, published: "Answer", one: "Answer") -> str:
+        mine, other = one.value(kind), published.value(kind)
+        return _reason(kind, one) or ("" if mine is None or not other else f"{mine / other:.3g}")
+
+    def absolute(kind: str, one: "Answer") -> str:
+        return _reason(kind, one) or mebibytes(one.value(kind))
 
     caption = "less than 1: less memory; shapes are batch,heads,tokens,head width"
     ratios, absolutes = [], []
     for shape, answers in found.items():
-        columns = {title: partial(shown, kind, answers[YARDSTICK]) for kind, title in KINDS.items()}
+        columns = {title: partial(ratio, kind, answers[YARDSTICK]) for kind, title in KINDS.items()}
         ratios.append(table(f"Memory relative to the published form, shape {shape}", columns, answers, caption=caption))
         given = next((one.inputs for one in answers.values() if one.inputs is not None), None)
         inputs = "" if given is None else f"; inputs and gradient of the output: {mebibytes(given)}"
-        columns = {title: partial(shown, kind, None) for kind, title in KINDS.items()}
+        columns = {title: partial(absolute, kind) for kind, title in KINDS.items()}
         error = {"error vs float64": lambda one: number(one.error, ".1e")}
         absolutes.append(table(f"Shape {shape}, MiB{inputs}", columns | error, answers))
     return ratios + absolutes
 
 
-def _value(one: "Answer", kind: str) -> int | None:
-    return getattr(one, kind) if one.failed is None and one.correct else None
+def _reason(kind: str, one: "Answer") -> str:
+    """Why there is no number, in the first column."""
+    return (one.failed or ("" if one.correct else "incorrect")) if kind == "saved" else ""

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.table import Table
 
-from polaformer.cli.bench_options import Report, Timed
+from polaformer.cli.bench_options import Report, Timed, records
 from polaformer.cli.bench_tables import IN_BRACKETS, TIMES, Columns, mebibytes, number, ratio_text, skipped_text, table
 from polaformer.cli.errors import UsageError
-from polaformer.cli.output import busy_lines, load, machine_lines, threads_text
+from polaformer.cli.output import figure_title, load, machine_lines, threads_text
 from polaformer.errors import nearest
 
 if TYPE_CHECKING:
@@ -24,11 +24,12 @@ NOTE = "Parameters and images are random (seed 0), including our powers, scales 
 
 @dataclass(frozen=True)
 class BenchModel(Timed):
-    """Time whole models against their published form, their softmax twins and timm's.
+    """Time whole models against their published form, their softmax twins and timm's models.
 
-    All of them take turns in one run, in float32. Ours is timed only if it agrees with the same parameters computed by the
-    authors' steps: logits and, in a training step, gradients; if it does not, the exit code is 1. A model whose rounds disagree
-    too much gets no numbers, and the exit code is 75.
+    All models are timed in alternation in one run, in float32. Our model is timed only if its logits, and in a training step
+    its gradients, agree with the authors' computation on the same parameters; if they do not, the exit code is 1. A model that
+    would take too long or need too much memory is skipped, with the reason. If the rounds of a model vary too much, it gets no
+    numbers, and the exit code is 75.
 
     Example: polaformer bench model --models pola_swin_tiny pola_pvt_tiny --sizes 224 448 --figure images.png
     """
@@ -36,7 +37,7 @@ class BenchModel(Timed):
     models: tuple[str, ...] = ("pola_swin_tiny", "pola_pvt_tiny", "pola_deit_tiny")
     """Names of our models, separated by spaces; `polaformer models "pola_*"` lists them."""
     sizes: tuple[int, ...] = (224,)
-    """Sides of the square images in pixels; a model is built for the size that it is timed at."""
+    """Sides of the square images in pixels, multiples of 32 up to 4096; a model is built for the size that it is timed at."""
     batch: int = 4
     """Images per batch."""
     compile: bool = False
@@ -47,39 +48,32 @@ class BenchModel(Timed):
     seconds: float = 40.0
     """Time per model and size: slow models get fewer rounds, and one that takes longer for a single call is skipped."""
     figure: Path | None = None
-    """PNG file to draw images per second against size in; needs two or more --sizes."""
+    """Plot images per second against size into this PNG file; needs two or more --sizes."""
 
     def measure(self) -> Report:
         """Check the options and measure."""
         self.check()
         self.load("polaformer.bench.model")
+        from polaformer.analysis.bench_figures import save_images_per_second
         from polaformer.bench.model import benchmark
 
         cases = [(name, size) for name in dict.fromkeys(self.models) for size in sorted(set(self.sizes))]
         options: dict[str, Any] = {"batch": self.batch, "with_compiled": self.compile}
         jobs = {f"{name}, {size} pixels": partial(benchmark, name, size=size, **options) for name, size in cases}
-        results, machine = self.time((ROWS + self.compile) * (self.rounds + 2), jobs)
+        results, machine = self.time(jobs, (ROWS + self.compile) * (self.rounds + 2))
         found = {case: rows for case, (rows, _) in zip(cases, results.values(), strict=True)}
         setting = f"{STEPS[self.mode]}, batch {self.batch}, float32, {threads_text(machine)}"
         record: dict[str, Any] = {"command": "bench model", "mode": self.mode, "batch": self.batch, "device": self.device}
         models = [
-            {"model": name, "size": size, "rows": {key: row.as_record() for key, row in rows.items()}, "notes": notes}
+            {"model": name, "size": size, "rows": records(rows), "notes": notes}
             for (name, size), (rows, notes) in zip(cases, results.values(), strict=True)
         ]
         record |= {"parameters": NOTE, "machine": machine, "models": models}
         notes = list(dict.fromkeys(note for _, notes in results.values() for note in notes))
-        shown: list[Table | str] = [*_tables(found, setting), *machine_lines(machine), NOTE, *notes]
-
-        def draw(path: Path) -> None:
-            from polaformer.analysis.bench_figures import save_images_per_second
-
-            panels: dict[str, dict[str, dict[int, float | None]]] = {}
-            for (name, size), rows in found.items():
-                for key, row in rows.items():
-                    panels.setdefault(name, {}).setdefault(_kind(key), {})[size] = row.images_per_second
-            save_images_per_second(path, panels, title="\n".join([setting.capitalize(), *busy_lines(machine)]))
-
-        return Report(record, shown, draw, {name: rows.values() for name, (rows, _) in results.items()})
+        shown = [*_tables(found, setting), *machine_lines(machine), NOTE, *notes]
+        speeds = {case: {_kind(key): row.images_per_second for key, row in rows.items()} for case, rows in found.items()}
+        draw = partial(save_images_per_second, found=speeds, title=figure_title(setting.capitalize(), machine))
+        return Report(record, shown, draw, {name: rows for name, (rows, _) in results.items()})
 
     def check(self) -> None:
         """Raise UsageError for options that make no sense."""
@@ -101,7 +95,7 @@ class BenchModel(Timed):
         self.check_common("" if len(set(self.sizes)) > 1 else needs)
 
 
-def _tables(found: "dict[tuple[str, int], dict[str, ModelRow]]", setting: str) -> list[Table]:
+def _tables(found: "dict[tuple[str, int], dict[str, ModelRow]]", setting: str) -> list[Table | str]:
     """How much faster ours is than each, a row per model and size; then absolute numbers of each."""
     rows = {f"{name}, {size}": {_kind(key): row for key, row in one.items()} for (name, size), one in found.items()}
     labels = dict.fromkeys(key for one in rows.values() for key in one if key != "ours")
@@ -124,7 +118,7 @@ def _tables(found: "dict[tuple[str, int], dict[str, ModelRow]]", setting: str) -
     caption = f"how many times longer the other takes: more than 1, ours is faster; {IN_BRACKETS}"
     caption += "; bytes: what ours saves for backward (without weights) relative to the other" if with_saved else ""
     title = f"Speed of ours relative to each, {setting}"
-    tables = [table(title, columns, rows, first="model, pixels", caption=caption)]
+    tables: list[Table | str] = [table(title, columns, rows, first="model, pixels", caption=caption)]
     for (name, size), models in found.items():
         has_saved = any(row.saved_bytes for row in models.values())
         caption = "against published: relative difference of the logits" + (", of all gradients" if has_saved else "")

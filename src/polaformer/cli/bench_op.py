@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.table import Table
 
-from polaformer.cli.bench_options import Lengths, Report, Shape, Shapes, Timed, shape_text
+from polaformer.cli.bench_options import NONE, Lengths, Report, Shape, Shapes, Timed, records, shape_text
 from polaformer.cli.bench_tables import IN_BRACKETS, PASSES, TIMES, Columns, cell, mebibytes, number, ratio_text, table
-from polaformer.cli.output import busy_lines, machine_lines, threads_text
+from polaformer.cli.output import figure_title, machine_lines, threads_text
 
 if TYPE_CHECKING:
     from polaformer.bench.contenders import Contender
@@ -33,21 +33,22 @@ SAVED: Columns = {"saved (MiB)": lambda row: mebibytes(row.saved_bytes), "of pub
 class BenchOp(Timed, Lengths, Shapes):
     """Time the operator on each backend against the published form, linear attention and softmax.
 
-    All of them take turns in one run, in float32. A number is shown only for an implementation that agrees with a slow float64
-    form, output and gradients; if one does not, the exit code is 1. One that would take too long or too much memory is skipped
-    with the reason. A shape whose rounds disagree too much gets no numbers, and the exit code is 75.
+    All implementations are timed in alternation in one run, in float32. Only one whose output and gradients agree with a slow
+    float64 form gets numbers; if any does not, the exit code is 1. One that would take too long or need too much memory is
+    skipped, with the reason. If the rounds at a shape vary too much, it gets no numbers, and the exit code is 75; this does not
+    apply to --lengths, which also leaves out the compiled and the unshifted form.
 
     Example: polaformer bench op --shapes 4,4,3136,32 8,3,196,64 --mode both
 
     Example: polaformer bench op --lengths 4096 8192 16384 32768 --figure time.png
     """
 
-    lengths: tuple[int, ...] = ()
-    """Numbers of tokens to time at instead of --shapes, all in turns; shows how time grows with each doubling."""
+    lengths: Annotated[tuple[int, ...], NONE] = ()
+    """Two or more numbers of tokens to time at instead of --shapes, in alternation; shows how time grows per doubling."""
     mode: Literal["forward", "both"] = "forward"
     """The forward pass alone, or forward and backward together."""
     figure: Path | None = None
-    """PNG file to draw time against the number of tokens in; needs --lengths."""
+    """Plot time against the number of tokens into this PNG file; needs --lengths."""
 
     def measure(self) -> Report:
         """Check the options and time at all shapes, or at all lengths together."""
@@ -61,34 +62,26 @@ class BenchOp(Timed, Lengths, Shapes):
         from polaformer.bench.op import benchmark
 
         jobs = {shape_text(shape): partial(benchmark, shape, contenders) for shape in shapes}
-        found, machine = self.time((len(contenders) + 1) * (self.rounds + 2), jobs)
+        found, machine = self.time(jobs, (len(contenders) + 1) * (self.rounds + 2))
         notes = list(dict.fromkeys([*notes, *(note for one in found.values() for note in one.notes)]))
-        record = self._record(machine, notes)
-        record["shapes"] = [{"shape": shape} | one.as_record() for shape, one in zip(shapes, found.values(), strict=True)]
+        rows = [{"shape": shape} | one.as_record() for shape, one in zip(shapes, found.values(), strict=True)]
         shown = [*shape_tables(found, self.mode), *machine_lines(machine), *notes]
-        return Report(record, shown, lambda _: None, {shape: one.rows.values() for shape, one in found.items()})
+        rows_of = {shape: one.rows for shape, one in found.items()}
+        return Report(self._record(machine, notes) | {"shapes": rows}, shown, lambda _: None, rows_of)
 
     def _at_lengths(self, shapes: list[Shape], contenders: "dict[str, Contender]", notes: list[str]) -> Report:
+        from polaformer.analysis.bench_figures import save_times
         from polaformer.bench.op import time_lengths
 
         # One row per mechanism, and no compiler at every length.
         contenders = {name: one for name, one in contenders.items() if one.is_safe and not one.is_compiled}
         lengths, calls = [shape[2] for shape in shapes], len(contenders) * (self.rounds + 1) * len(shapes)
-        found, machine = self.time(calls, {"lengths": partial(time_lengths, lengths, contenders)}, **self.sizes)
-        curves = found["lengths"]
-        setting = f"{PASSES[self.mode]}, {self.setting}, {threads_text(machine)}"
-
-        def draw(path: Path) -> None:
-            from polaformer.analysis.bench_figures import save_times
-
-            title = "\n".join([setting.capitalize(), *busy_lines(machine)])
-            times = {name: curve.values("median") for name, curve in curves.items()}
-            save_times(path, times, {name: curve.slope() for name, curve in curves.items()}, title=title)
-
-        rows = {name: curve.as_record() for name, curve in curves.items()}
-        record = self._record(machine, notes) | self.sizes | {"lengths": lengths, "rows": rows}
-        shown: list[Table | str] = [*_length_tables(curves, lengths, setting), *machine_lines(machine), *notes]
-        return Report(record, shown, draw, {"lengths": curves.values()})
+        found, machine = self.time({"lengths": partial(time_lengths, lengths, contenders)}, calls, **self.sizes)
+        curves, setting = found["lengths"], f"{PASSES[self.mode]}, {self.setting}, {threads_text(machine)}"
+        record = self._record(machine, notes) | self.sizes | {"lengths": lengths, "rows": records(curves)}
+        shown = [*_length_tables(curves, lengths, setting), *machine_lines(machine), *notes]
+        draw = partial(save_times, curves=curves, title=figure_title(setting.capitalize(), machine))
+        return Report(record, shown, draw, found)
 
     def _record(self, machine: dict[str, Any], notes: list[str]) -> dict[str, Any]:
         return {"command": "bench op", "mode": self.mode, "device": self.device, "machine": machine, "notes": notes}
@@ -106,12 +99,10 @@ def shape_tables(found: "dict[str, Result]", mode: str) -> list[Table | str]:
 
         return {label + name: partial(shown, name=name) for name in names}
 
-    parts: list[Table | str] = []
-    if names:
-        title = f"Speed relative to the published form, {PASSES[mode]}"
-        caption = f"more than 1: faster; {IN_BRACKETS}; shapes are batch,heads,tokens,head width"
-        speedups = rows(lambda _, row: cell(row, ratio_text(row.speedup)))
-        parts.append(table(title, columns, speedups, first="shape", caption=caption))
+    title = f"Speed relative to the published form, {PASSES[mode]}"
+    caption = f"more than 1: faster; {IN_BRACKETS}; shapes are batch,heads,tokens,head width"
+    speedups = rows(lambda _, row: cell(row, ratio_text(row.speedup)))
+    parts: list[Table | str] = [table(title, columns, speedups, first="shape", caption=caption)]
     if any(result.fastest for result in found.values()):
         title = f"Our fastest against each of the others, {PASSES[mode]}"
         caption = f"how many times longer the other takes; {IN_BRACKETS}"
@@ -138,7 +129,9 @@ def _saved(result: "Result", row: "OpRow") -> str:
     return number(ours / row.saved_bytes if ours and row.saved_bytes else None, ".3f")
 
 
-def _length_tables(curves: "dict[str, Curve]", lengths: list[int], setting: str) -> list[Table]:
+def _length_tables(curves: "dict[str, Curve]", lengths: list[int], setting: str) -> list[Table | str]:
+    """Growth, then times."""
+
     def doubling(place: int, curve: "Curve") -> str:
         return ratio_text(curve.doublings[place], "") if curve.correct else "incorrect"
 

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
+import tyro
 from rich.table import Table
 
 from polaformer.cli.errors import INCORRECT, NOISY, UsageError
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
     from polaformer.bench.runner import Settings
 
 Shape = tuple[int, int, int, int]  # batch, heads, tokens, head width
+NONE = tyro.conf.arg(help_behavior_hint="(default: none)")  # tyro shows an empty tuple as "(default: )"
 Found = TypeVar("Found")
 SHAPES = ("4,4,3136,32", "8,3,196,64", "1,8,16384,32", "1,4,65536,64")
-WIDEST = 1024
+MAX_HEAD_WIDTH = 1024
 TENSORS = 16  # of a shape's size that are alive at the same time, about
 
 
@@ -32,7 +34,7 @@ class Report(NamedTuple):
     record: dict[str, Any]
     shown: Iterable[Table | str]
     draw: Callable[[Path], None]
-    rows: Mapping[str, Iterable[Any]]  # by table
+    rows: Mapping[str, Mapping[str, Any]]  # by table and name
 
 
 @dataclass(frozen=True)
@@ -47,15 +49,15 @@ class Shapes:
 class Lengths:
     """The options of benchmarks against the number of tokens."""
 
-    lengths: tuple[int, ...] = ()
-    """Numbers of tokens to measure at, instead of --shapes."""
+    lengths: Annotated[tuple[int, ...], NONE] = ()
+    """Two or more numbers of tokens to measure at, instead of --shapes."""
     batch: int = 1
     """Batch size at all --lengths."""
     heads: int = 4
     """Number of heads at all --lengths."""
     width: int = 32
     """Head width at all --lengths."""
-    without: tuple[str, ...] = ()
+    without: Annotated[tuple[str, ...], NONE] = ()
     """Rows to leave out, by a part of their name; for instance --without compile softmax."""
 
     @property
@@ -93,18 +95,19 @@ class Bench:
     device: Literal["cpu", "cuda"] = "cpu"
     """The device to compute on."""
     seconds: float = 20.0
-    """Time per shape or length: slow calls get fewer rounds, and a single call that takes longer is skipped."""
+    """Seconds per shape or length: slow calls get fewer rounds, and a single call that takes longer is skipped."""
     threads: int | None = None
     """Number of threads torch may use; by default torch's own choice."""
     figure: Path | None = None
-    """PNG file to draw the result in, against the number of tokens."""
+    """Plot the result against the number of tokens into this PNG file."""
     json: bool = False
-    """Print the result as JSON on stdout and nothing else there."""
+    """Print the result as JSON on stdout, and nothing else."""
 
     def run(self) -> int:
         """Measure, draw and print; 0, or 1 if something is incorrect, or 75 if a table is too noisy, with why on stderr."""
         report = self.measure()
-        from polaformer.bench.measure import TOO_NOISY, WIDEST
+        from polaformer.analysis.timing import WIDEST
+        from polaformer.bench.runner import TOO_NOISY
 
         if self.figure is not None:
             with writing(f"--figure {self.figure}"):
@@ -113,7 +116,8 @@ class Bench:
             print_json(report.record)
         else:
             print_all(*report.shown, *self.saved_lines())
-        reasons = [(where, getattr(row, "skipped", None) or "") for where, rows in report.rows.items() for row in rows]
+        rows = [(where, row) for where, rows in report.rows.items() for row in rows.values()]
+        reasons = [(where, getattr(row, "skipped", None) or "") for where, row in rows]
         noisy = dict.fromkeys(f"{where} is {reason}" for where, reason in reasons if reason.startswith(TOO_NOISY))
         if noisy:
             print_line(
@@ -121,8 +125,7 @@ class Bench:
                 f"and should be at most {WIDEST}; end other programs, or give more --rounds and --seconds",
                 stderr=True,
             )
-        correct = all(row.correct for rows in report.rows.values() for row in rows)
-        return (NOISY if noisy else 0) if correct else INCORRECT
+        return (NOISY if noisy else 0) if all(row.correct for _, row in rows) else INCORRECT
 
     def measure(self) -> Report:
         """Check the options and measure; raises UsageError before any work starts."""
@@ -152,7 +155,9 @@ class Bench:
 
     def load(self, module: str) -> None:
         """Load a module, and PyTorch with it; raises UsageError for CUDA if there is no such device."""
-        load(module)
+        with steps({"loading PyTorch": 3.0}) as begin:
+            begin("loading PyTorch")
+            load(module)
         import torch
 
         if self.device == "cuda" and not torch.cuda.is_available():
@@ -167,22 +172,19 @@ class Bench:
 
         for_memory: include those that are compared for memory only. Raises UsageError for an unknown device or name.
         """
-        with steps({"loading PyTorch": 3.0, "asking the backends": 3.0}) as begin:
-            begin("loading PyTorch")
-            self.load("polaformer.bench.op")
-            from polaformer.bench.contenders import CONTENDERS, FOR_MEMORY, YARDSTICK, working
+        self.load("polaformer.bench.op")
+        from polaformer.bench.contenders import CONTENDERS, FOR_MEMORY, YARDSTICK, working
 
-            more = FOR_MEMORY if for_memory else {}
-            names = [*CONTENDERS, *more]
-            for part in without:
-                if not any(part in name for name in names):
-                    hint = nearest(part, " ".join(names).replace("(", " ").replace(")", " ").split())
-                    among = f"{hint}there are: {'; '.join(names)}"
-                    raise UsageError(f"--without has {part!r}, which is not part of any name; {among}")
-                if part in YARDSTICK:
-                    raise UsageError(
-                        f"--without has {part!r}, but {YARDSTICK} is what the others are compared with; leave it in"
-                    )
+        more = FOR_MEMORY if for_memory else {}
+        names = [*CONTENDERS, *more]
+        for part in without:
+            if not any(part in name for name in names):
+                hint = nearest(part, " ".join(names).replace("(", " ").replace(")", " ").split())
+                among = f"{hint}there are: {'; '.join(names)}"
+                raise UsageError(f"--without has {part!r}, which is not part of any name; {among}")
+            if part in YARDSTICK:
+                raise UsageError(f"--without has {part!r}, but {YARDSTICK} is what the others are compared with; leave it in")
+        with steps({"asking the backends": 3.0}) as begin:
             begin("asking the backends")  # one may be built now
             there, notes = working(self.device, backward=backward)
         return {name: one for name, one in (there | more).items() if not any(part in name for part in without)}, notes
@@ -194,19 +196,30 @@ class Timed(Bench):
 
     mode: str = ""
     rounds: int = 30
-    """The most rounds in which each is timed."""
+    """Maximum number of timing rounds."""
 
     def time(
-        self, calls: int, jobs: "Mapping[str, Callable[[Settings], Found]]", **sizes: Any
+        self, jobs: "Mapping[str, Callable[[Settings], Found]]", calls: int, **sizes: Any
     ) -> tuple[dict[str, Found], dict[str, Any]]:
-        """What each job finds, by name, and the machine; calls: about how many each of them makes; sizes: of the settings."""
-        from polaformer.bench.machine import described
+        """What `run_jobs` finds, and the machine; sizes: of the settings."""
+        from polaformer.analysis.machine import described
         from polaformer.bench.runner import Settings
 
         settings = Settings(self.mode in ("both", "train"), self.rounds, self.seconds, self.device, **sizes)
-        with described(self.threads) as machine, counted(calls, len(jobs)) as begin:
-            found = {name: job(replace(settings, on_call=begin(name))) for name, job in jobs.items()}
+        with described(self.threads) as machine:
+            found = run_jobs(jobs, settings, calls)
         return found, machine
+
+
+def run_jobs(jobs: "Mapping[str, Callable[[Settings], Found]]", settings: "Settings", calls: int) -> dict[str, Found]:
+    """What each job finds, by name; calls: about how many each of them makes, for the progress bar."""
+    with counted(calls, len(jobs)) as begin:
+        return {name: job(replace(settings, on_call=begin(name))) for name, job in jobs.items()}
+
+
+def records(rows: Mapping[str, Any]) -> dict[str, Any]:
+    """The rows for JSON, by name."""
+    return {name: row.as_record() for name, row in rows.items()}
 
 
 def shape_text(shape: Shape) -> str:
@@ -220,8 +233,8 @@ def _checked_shape(text: str, where: str) -> Shape:
     except ValueError:
         wanted = "four integers separated by commas: batch,heads,tokens,head width, as in 4,4,3136,32"
         raise UsageError(f"{where}; give {wanted}") from None
-    if min(batch, heads, tokens) < 1 or not 2 <= width <= WIDEST:
-        raise UsageError(f"{where}; batch, heads and tokens must be at least 1, the head width between 2 and {WIDEST}")
+    if min(batch, heads, tokens) < 1 or not 2 <= width <= MAX_HEAD_WIDTH:
+        raise UsageError(f"{where}; batch, heads and tokens must be at least 1, the head width between 2 and {MAX_HEAD_WIDTH}")
     needed = TENSORS * 4 * prod(shape)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else needed
     if needed > memory:

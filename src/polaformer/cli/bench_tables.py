@@ -8,7 +8,7 @@ from rich.table import Table
 from polaformer.cli.output import new_table
 
 if TYPE_CHECKING:
-    from polaformer.bench.measure import Ratio
+    from polaformer.analysis.timing import Ratio
     from polaformer.bench.runner import Row
 
 PASSES = {"forward": "forward pass", "both": "forward and backward pass"}
@@ -42,7 +42,7 @@ def cell(row: "Row", text: str) -> str:
 
 def skipped_text(reason: str) -> str:
     """Why there is no number."""
-    from polaformer.bench.measure import TOO_NOISY
+    from polaformer.bench.runner import TOO_NOISY
 
     return reason if reason.startswith(TOO_NOISY) else f"skipped: {reason}"
 

@@ -101,7 +101,7 @@ class Check(DynamicCommand):
             print_json({"command": "check", "data": self.inputs[0], "parts": audit.parts, "problems": audit.problems})
             return
         columns = list(dict.fromkeys(name for facts in audit.parts.values() for name in facts))
-        table = new_table(self.inputs[0], "part", *(name.replace("_", " ") for name in columns))
+        table = new_table(self.inputs[0], "split", *(name.replace("_", " ") for name in columns))
         for name, facts in audit.parts.items():
             table.add_row(name, *(str(facts.get(column, "")) for column in columns))
         lines = [printable(", ".join(list(problem.values())[:-1]) + f": {problem['text']}") for problem in audit.problems]

@@ -51,9 +51,9 @@ class Demo:
             raise UsageError(f"--seed is {self.seed}; give an integer from 0 to 2^63 - 1")
         require("train", "accelerate", "tensorboard", "matplotlib", "sklearn")
         prepare_folder(self.out, "--out")
-        load("polaformer.tasks.running", "polaformer.analysis.report", "polaformer.bench.machine")
+        load("polaformer.tasks.running", "polaformer.analysis.report", "polaformer.analysis.machine")
+        from polaformer.analysis.machine import described
         from polaformer.analysis.report import write_report
-        from polaformer.bench.machine import described
 
         # One compute thread: with more, they would spend these small steps waiting for each other.
         with described(threads=1) as machine:

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polaformer.cli.errors import UsageError
-from polaformer.cli.output import busy_lines, load, prepare_folder, print_json, steps, threads_text, to_json
+from polaformer.cli.output import figure_title, load, prepare_folder, print_json, steps, threads_text, to_json
 from polaformer.extras import require
 from polaformer.regular_files import writing
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from polaformer.analysis.agreement import Difference
     from polaformer.analysis.sharpness import Sharpness
-    from polaformer.bench.correctness import Difference
-    from polaformer.bench.measure import Timing
+    from polaformer.analysis.timing import Timing
 
 DTYPES = ("float32", "float64")
 MAGNITUDES = (1.0, 1e-20, 1e20)
@@ -24,6 +24,7 @@ NUM_DIGITS = 32
 QUERY = (2, 2)  # row and column of the pixel whose attention is drawn: on the stroke of the first digit
 LONGEST = 32768  # softmax takes time quadratic in it: beyond this a single call outlasts the demo
 SHAPE = (2, 4, 128, 32)  # of the comparison with the quadratic form
+NUM_HEADS, WIDTH = 8, 32  # of the timings
 FORMS = ("ours", "published")
 QUERIES_AND_KEYS = (
     f"the first {NUM_DIGITS} handwritten digits of scikit-learn, 8×8 pixels, one token per pixel: its 3×3 neighbourhood, row "
@@ -44,7 +45,7 @@ class Findings(NamedTuple):
 
     def times(self) -> tuple[list[int], dict[str, Sequence[float | None]], dict[str, float | None]]:
         """The lengths, the median seconds at each length by mechanism, and the exponents with which they grow."""
-        from polaformer.bench.measure import slope
+        from polaformer.analysis.timing import slope
 
         lengths, timings = list(self.timings), self.timings.values()
         seconds: dict[str, Sequence[float | None]] = {
@@ -108,7 +109,8 @@ class DemoOperator:
 
     def _measure(self, begin: Callable[[str], None]) -> Findings:
         begin("loading PyTorch")
-        load("polaformer.bench.op", "polaformer.analysis", "sklearn.datasets", "matplotlib.backends.backend_agg")
+        load("polaformer.analysis.agreement", "polaformer.analysis.timing", "polaformer.ops.polarity.operator")
+        load("polaformer.analysis", "sklearn.datasets", "matplotlib.backends.backend_agg")
         agreement, safety = {}, {}
         for dtype in DTYPES:
             begin(f"agreement in {dtype}")
@@ -121,8 +123,7 @@ class DemoOperator:
         return Findings(agreement, safety, images, sharpness, *self._time(begin))
 
     def _time(self, begin: Callable[[str], None]) -> "tuple[dict[int, dict[str, Timing]], dict[str, Any]]":
-        from polaformer.bench.machine import described
-        from polaformer.bench.op import time_at
+        from polaformer.analysis.machine import described
 
         timings = {}
         # Several threads wait for each other at every step; a single other program is then enough to spoil the curve.
@@ -134,7 +135,6 @@ class DemoOperator:
 
     def _draw(self, findings: Findings) -> list[Path]:
         from polaformer.analysis import figures
-        from polaformer.bench.op import NUM_HEADS, WIDTH
 
         sharpness, times = self.out / "sharpness.png", self.out / "time.png"
         setting = f"Forward pass, batch 1, {NUM_HEADS} heads of width {WIDTH}, float32, {threads_text(findings.machine)}"
@@ -146,7 +146,7 @@ class DemoOperator:
                 query=QUERY,
                 title=f"Sharpness of attention between the pixels of {NUM_DIGITS} handwritten digits, random projections",
             )
-            figures.save_times(times, *findings.times(), title="\n".join([setting, *busy_lines(findings.machine)]))
+            figures.save_times(times, *findings.times(), title=figure_title(setting, findings.machine))
         return [sharpness, times]
 
     def _report(self, findings: Findings, figures: list[Path]) -> None:
@@ -168,13 +168,31 @@ def _agreement(
     """How far a form is from the explicit N×M form in float64."""
     import torch
 
-    from polaformer.bench.correctness import differences, random_inputs
+    from polaformer.analysis.agreement import differences, random_inputs
     from polaformer.ops.polarity import reference
     from polaformer.ops.polarity.operator import polarity_attention
 
     inputs = random_inputs(SHAPE, dtype=getattr(torch, dtype), seed=seed, magnitude=magnitude, power=power)
     attention = polarity_attention if form == "ours" else reference.published_polarity_attention
     return differences(attention, reference.polarity_attention, inputs)
+
+
+def time_at(length: int, *, rounds: int = 15, seconds: float = 6.0, seed: int = 0) -> "dict[str, Timing]":
+    """One forward pass of "polarity" attention and one of "softmax" (SDPA), in turns, batch 1, fp32."""
+    import torch
+    import torch.nn.functional as F
+
+    from polaformer.analysis.agreement import random_inputs
+    from polaformer.analysis.timing import measure
+    from polaformer.ops.polarity.operator import polarity_attention
+
+    q, k, v, power, _ = random_inputs((1, NUM_HEADS, length, WIDTH), seed=seed)
+    calls = {
+        "polarity": lambda: polarity_attention(q, k, v, power),
+        "softmax": lambda: F.scaled_dot_product_attention(q, k, v),
+    }
+    with torch.inference_mode():
+        return measure(calls, baseline="softmax", rounds=rounds, seconds=seconds)
 
 
 def _sharpness(seed: int) -> "tuple[Tensor, list[Sharpness]]":

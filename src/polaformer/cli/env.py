@@ -12,7 +12,7 @@ from polaformer.cli.output import load, new_table, print_all, print_json, steps
 class Env:
     """Show backends (and why some are unavailable), versions, devices and the machine.
 
-    Builds the native kernels if they are not built yet, which takes seconds.
+    Builds the native kernels if they are not built yet, which takes a few seconds.
 
     Example: polaformer env --json
     """
@@ -24,8 +24,8 @@ class Env:
         """Collect and print."""
         with steps({"loading PyTorch": 3.0, "checking backends": 3.0}) as begin:
             begin("loading PyTorch")
-            load("polaformer.bench.machine")
-            from polaformer.bench.machine import environment
+            load("polaformer.analysis.machine")
+            from polaformer.analysis.machine import environment
 
             begin("checking backends")
             found = environment()
@@ -44,7 +44,7 @@ def _backends_table(backends: dict[str, dict[str, Any]]) -> Table:
 
 
 def _versions_table(versions: dict[str, str | None]) -> Table:
-    from polaformer.bench.machine import PACKAGES
+    from polaformer.analysis.machine import PACKAGES
 
     table = _text_table("Versions", "package", "version")
     for name, version in versions.items():

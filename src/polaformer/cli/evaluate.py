@@ -19,7 +19,7 @@ PROGRAM = "polaformer eval"
 
 @dataclass(frozen=True)
 class Evaluate(DynamicCommand):
-    """Evaluate a model on the validation split of a dataset.
+    """Evaluate a model on a split of a dataset, by default validation.
 
     Each sample is counted once, even with several processes. Samples are preprocessed as the weights file specifies. The
     authors squash images to squares; --resize shorter crops them instead, as is usual. The options below are for image

@@ -39,9 +39,11 @@ COMMANDS: dict[str, Entry] = {
     ),
     "train": Entry("train", "Train", "Train a recipe, optionally on your own data."),
     "resume": Entry("resume", "Resume", "Resume a stopped or killed run, bit-for-bit as if it had never been interrupted."),
-    "eval": Entry("evaluate", "Evaluate", "Evaluate a model on the validation split of a dataset."),
+    "eval": Entry("evaluate", "Evaluate", "Evaluate a model on a split of a dataset, by default validation."),
     "predict": Entry("predict", "Predict", "Predict with a trained model: for each image, its most probable classes."),
-    "sweep": Entry("sweep", "Sweep", "Train every cell of a sweep with every seed, and tabulate mean and standard deviation."),
+    "sweep": Entry(
+        "sweep", "Sweep", "Train every cell of a sweep with every seed, and tabulate the mean and standard deviation."
+    ),
     "data listops": Entry(
         "data_listops", "DataListops", "Generate ListOps of the Long Range Arena (nested operations on lists of digits)."
     ),
@@ -49,6 +51,7 @@ COMMANDS: dict[str, Entry] = {
         "data_pathfinder",
         "DataPathfinder",
         "Generate Pathfinder of the Long Range Arena (are two markers connected by a dashed contour?).",
+    ),
     "data text": Entry("data_text", "DataText", "Prepare Text of the Long Range Arena (movie reviews) from IMDb."),
     "data retrieval": Entry(
         "data_retrieval", "DataRetrieval", "Prepare Retrieval of the Long Range Arena (pairs of papers) from the AAN files."
@@ -65,7 +68,7 @@ COMMANDS: dict[str, Entry] = {
         "bench_op", "BenchOp", "Time the operator on each backend against the published form, linear attention and softmax."
     ),
     "bench model": Entry(
-        "bench_model", "BenchModel", "Time whole models against their published form, their softmax twins and timm's."
+        "bench_model", "BenchModel", "Time whole models against their published form, their softmax twins and timm's models."
     ),
     "bench memory": Entry(
         "bench_memory",

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from polaformer import __version__
-from polaformer.cli.demo_operator import POWER, QUERIES_AND_KEYS, SHAPE, Findings
+from polaformer.cli.demo_operator import NUM_HEADS, POWER, QUERIES_AND_KEYS, SHAPE, WIDTH, Findings
 from polaformer.cli.output import machine_lines, new_table, print_all, threads_text
 
 if TYPE_CHECKING:
-    from polaformer.bench.correctness import Difference
-    from polaformer.bench.measure import Timing
+    from polaformer.analysis.agreement import Difference
+    from polaformer.analysis.timing import Timing
 
 
 def show(findings: Findings, paths: Sequence[Path]) -> None:
@@ -84,7 +84,7 @@ def _safety(findings: Findings) -> Table:
 
 
 def _worst_gradient(found: "dict[str, Difference]") -> float:
-    from polaformer.bench.correctness import worst
+    from polaformer.analysis.agreement import worst
 
     return worst({name: one for name, one in found.items() if name != "output"})
 
@@ -107,8 +107,6 @@ def _sharpness(findings: Findings) -> Table:
 
 
 def _times(findings: Findings) -> Table:
-    from polaformer.bench.op import NUM_HEADS, WIDTH
-
     _, _, slopes = findings.times()
     grows = "; ".join(f"{name}: time ∝ N^{power:.2f}" for name, power in slopes.items() if power is not None)
     table = new_table(
@@ -128,7 +126,7 @@ def _times(findings: Findings) -> Table:
 
 def _speedup(timings: "dict[str, Timing]") -> float | None:
     """How many times longer softmax takes."""
-    from polaformer.bench.measure import slowdown
+    from polaformer.analysis.timing import slowdown
 
     ratio = slowdown(timings["softmax"], timings["polarity"])
     return ratio and ratio.median

@@ -193,10 +193,15 @@ def machine_lines(machine: dict[str, Any]) -> list[str]:
     gpu = f", {machine['gpu']}" if machine["gpu"] else ""
     processor = f"{machine['cpu']}, {machine['cores']} cores{gpu}, {threads_text(machine)}"
     versions = f"torch {machine['torch']}, Python {machine['python']}, {machine['os']}"
-    return [f"\nTimings are for this machine: {processor}, {versions}", *busy_lines(machine)]
+    return [f"\nTimings are for this machine: {processor}, {versions}", *_busy_lines(machine)]
 
 
-def busy_lines(machine: dict[str, Any]) -> list[str]:
+def figure_title(text: str, machine: dict[str, Any]) -> str:
+    """The title of a figure with timings, and below it a warning if other programs kept the machine busy."""
+    return "\n".join([text, *_busy_lines(machine)])
+
+
+def _busy_lines(machine: dict[str, Any]) -> list[str]:
     """A warning if other programs kept the machine busy during the measurement."""
     others = machine["used_by_others"]
     if others is None or others <= BUSY:

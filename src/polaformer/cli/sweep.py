@@ -53,7 +53,7 @@ def train_unfinished(states: Mapping[SweepRun, RunState], jobs: int, threads: in
 
 @dataclass(frozen=True)
 class Sweep:
-    """Train every cell of a sweep with every seed, and tabulate mean and standard deviation.
+    """Train every cell of a sweep with every seed, and tabulate the mean and standard deviation.
 
     A TOML file lists the cells: name, recipe, options and seeds of each (docs/sweeps has an example). Each run is stored in
     OUT/CELL/SEED and its output in OUT/CELL/SEED.log. Finished runs are not trained again: after an interruption, the same
@@ -67,7 +67,7 @@ class Sweep:
     files: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILE", help_behavior_hint=REQUIRED)]] = ()
     """Files that describe the cells; several files form one sweep."""
     out: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
-    """Directory for runs and results; sweeps/NAME if not given, where NAME is the name of the first file."""
+    """Directory for runs and results; sweeps/NAME if not given, where NAME is the first file without .toml."""
     jobs: int = 1
     """Number of runs to train at a time."""
     threads: int | None = None

@@ -101,7 +101,8 @@ class Train(DynamicCommand):
             settings.add_row(name, str(value))
         table = new_table("Requirements", "", "")
         for name, value in needs.items():
-            table.add_row(name.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value))
+            label = name.replace("_an_", " per ").replace("_", " ")
+            table.add_row(label, f"{value:,}" if isinstance(value, int) else str(value))
         print_all(settings, table, "Nothing was trained; run the same command without --dry-run to train.")
         return 0
 

@@ -37,6 +37,7 @@ from polaformer.attention.layer.value_convolution import (
     stretch_tokens,
 )
 from polaformer.attention.mechanisms.pola import PolaCore
+from polaformer.ops.allocator import keep_freed_memory
 from polaformer.ops.gated_convolution.operator import gated_convolution
 from polaformer.ops.grid import Grid, Sizes
 
@@ -74,6 +75,7 @@ class AttentionLayer(nn.Module):
         proj_drop: float = 0.0,
     ) -> None:
         super().__init__()
+        keep_freed_memory()
         check_width(dim, num_heads)
         check_core(core, dim, num_heads)
         kernel, key_positions = check_kernel(kernel_size), check_key_positions(key_positions)

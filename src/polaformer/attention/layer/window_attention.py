@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from polaformer.arguments import check_integer
 from polaformer.attention.core import Bias, Core, Mask, Size
 from polaformer.attention.layer.attention_layer import AttentionLayer, Tokens
-from polaformer.attention.layer.checks import check_sizes, check_width
+from polaformer.attention.layer.checks import check_core, check_sizes, check_width
 from polaformer.attention.mechanisms.softmax import SoftmaxCore
 from polaformer.ops.grid import Grid, Sizes
 from polaformer.ops.windows import merge, pad_to_windows, partition, relative_index, shift_bias
@@ -71,6 +71,13 @@ class WindowAttention(AttentionLayer):
         check_width(dim, num_heads)
         if core is None:
             core = SoftmaxCore(num_heads, dim // num_heads, scale=scale, dropout=dropout)
+        elif scale is not None or dropout:
+            raise TypeError("WindowAttention: scale and dropout are for softmax without a core; give them to the core")
+        check_core(core, dim, num_heads)
+        if not core.facts.takes_bias:
+            raise ValueError(
+                f"WindowAttention: {type(core).__name__} supports no bias, which relative positions need; use softmax"
+            )
         super().__init__(dim, num_heads, core, gate=gate, gate_init=gate_init, qkv_bias=qkv_bias, proj_drop=proj_drop)
         self.window = check_integer("WindowAttention", "window", window)
         self.shift = check_integer("WindowAttention", "shift", shift, least=0)

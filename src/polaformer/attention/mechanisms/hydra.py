@@ -1,4 +1,4 @@
-"""Hydra attention (Bolya et al., 2022): as many heads as channels, so matrix products become elementwise products and sums.
+"""Hydra attention (Bolya et al., 2022): as many heads as channels, so matmuls become elementwise products and sums.
 
     out_t = q̂_t ⊙ Σ_i k̂_i ⊙ v_i,   x̂ = x / ‖x‖₂ over all channels of a token
 

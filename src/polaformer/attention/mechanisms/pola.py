@@ -51,6 +51,7 @@ class PolaCore(nn.Module):
     facts = Facts(
         "linear",
         num_maps=2,
+        set_by_model=("alpha",),
         published=LayerParts(gate="linear", conv="depthwise", key_positions=True, core_options=(("eps", 1e-6),)),
     )
 

@@ -35,7 +35,7 @@ from polaformer.ops.precision import computing_dtype, without_autocast
 class SoftmaxCore(nn.Module):
     """Softmax attention through `scaled_dot_product_attention`; a sample without any key gives zeros."""
 
-    facts = Facts("quadratic", in_windows=True)
+    facts = Facts("quadratic", in_windows=True, takes_bias=True)
 
     def __init__(self, num_heads: int, head_dim: int, *, scale: float | None = None, dropout: float = 0.0) -> None:
         super().__init__()

@@ -54,7 +54,7 @@ template <> struct Lanes<double> {
     static constexpr Int root_half = 0x3fe6a09e667f3bcd;
     static constexpr double magic = 6755399441055744.0;
 };
-template <class T> using R = typename Lanes<T>::R;         // a register, for matrix products
+template <class T> using R = typename Lanes<T>::R;         // a register, for matmuls
 template <class T> using Bits = typename Lanes<T>::Bits;   // the same as integers, or as a mask: 0 or -1
 template <class T> constexpr int64_t per = VECTOR_BYTES / sizeof(T);
 

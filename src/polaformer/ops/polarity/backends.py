@@ -30,10 +30,7 @@ class Backend(Protocol):
         ...
 
     def unsupported_reason(self, device: str, dtype: torch.dtype, width: int) -> str | None:
-        """Why it cannot compute on tensors of this device type, dtype and head width, in one line; None if it can.
-
-        Called only where it can be used.
-        """
+        """Why it cannot compute on tensors of this device type, dtype and head width, in one line; None if it can."""
         ...
 
     def forward(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -94,4 +91,4 @@ def _warn_of_plain_path(reason: str) -> None:
 
 def _refusal_reason(name: str, device: str, dtype: torch.dtype, width: int) -> str | None:
     """Why the backend cannot compute on such tensors here; None if it can."""
-    return MODULES[name].unavailable_reason() or MODULES[name].unsupported_reason(device, dtype, width)
+    return MODULES[name].unsupported_reason(device, dtype, width) or MODULES[name].unavailable_reason()

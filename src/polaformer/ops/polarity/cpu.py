@@ -66,7 +66,7 @@ def unsupported_reason(device: str, dtype: torch.dtype, width: int) -> str | Non
     """Why the kernel cannot compute on such tensors, in one line; None if it can."""
     if device != "cpu":
         return f"it computes on the CPU but the tensors are on {device}"
-    if dtype == torch.float16 and not has_float16():
+    if dtype == torch.float16 and unavailable_reason() is None and not has_float16():
         return "its compiler does not support float16"
     return None
 

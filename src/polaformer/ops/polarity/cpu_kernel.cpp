@@ -48,7 +48,7 @@ struct Problem {  // the same fields in the same order as in cpu.py
     double* grad_scale;  // (heads, width): of log2 of the scale
 };
 
-// ---- matrix products ----
+// ---- matmuls ----
 
 // state[rows, columns] += featuresᵀ values, for ROWS rows and COLUMNS registers of columns.
 // features (tokens, rows, at steps of feature_step), values (tokens, columns).

@@ -31,7 +31,9 @@ def _expression(given: str) -> np.ndarray:
     try:
         return listops.parse(_content(given).decode())
     except UnicodeDecodeError as error:
-        raise DataError(f"{given} is not text (at byte {error.start}); give a ListOps expression, or a file with one") from error
+        raise DataError(
+            f"{given} is not text (at byte {error.start}); give a ListOps expression, or a file with one"
+        ) from error
 
 
 def _content(given: str) -> bytes:

@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polaformer.attention import PolaAttention, WindowAttention
 from polaformer.attention.core import Bias, Mask, Size, masked_softmax
+from polaformer.attention.layer.attention_layer import PolaAttention
 from polaformer.attention.layer.gate import LinearGate
+from polaformer.attention.layer.window_attention import WindowAttention
 from polaformer.attention.mechanisms.softmax import SoftmaxCore
 from polaformer.ops.grid import Grid
 from polaformer.ops.polarity import reference

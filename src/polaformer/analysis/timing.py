@@ -11,8 +11,6 @@ import torch
 
 LEAST_ROUNDS = 6  # the fewest whose extremes enclose the true median with 95 % probability: 1 − 2 / 2⁶ = 0.97
 WIDEST = 1.5  # high over low of an interval; a wider one says too little
-MAX_NOISY = 0.25  # share of the rows whose interval may be wider
-TOO_NOISY = "too noisy"
 
 
 class Timing(NamedTuple):
@@ -131,41 +129,6 @@ def slowdown(slow: Timing | None, fast: Timing | None) -> Ratio | None:
     """
     ratios = [a / b for a, b in zip(slow.samples, fast.samples, strict=False)] if slow and fast else []
     return Ratio.of(ratios) if ratios else None
-
-
-def ranks(timings: Mapping[str, Timing]) -> dict[str, tuple[int, int]]:
-    """The best and the worst place that each may have; 1 is the fastest. Left out: those with fewer than LEAST_ROUNDS rounds.
-
-    One is ahead of another if the whole interval of the ratio of their times is above 1, at 95 % for each pair, not for all
-    pairs together.
-    """
-    entered = {name: one for name, one in timings.items() if len(one.samples) >= LEAST_ROUNDS}
-    ratios = {(fast, slow): slowdown(entered[slow], entered[fast]) for fast in entered for slow in entered}
-    ahead = [pair for pair, ratio in ratios.items() if ratio is not None and ratio.low > 1]
-    return {
-        name: (1 + sum(slow == name for _, slow in ahead), len(entered) - sum(fast == name for fast, _ in ahead))
-        for name in entered
-    }
-
-
-def noise(timings: Mapping[str, Timing], baseline: str) -> dict[str, str]:
-    """Why none of the timings may be shown, by name, the same for all; empty if they may.
-
-    They may not if the ratios to the baseline are noisy in more than MAX_NOISY of the rows, or if the times of the baseline
-    itself are noisy: the order of the rows and the times would mean nothing. Without a time of the baseline, the times of each
-    row count instead of its ratios.
-    """
-    timed = {name: one for name, one in timings.items() if one.samples}
-    spreads = {
-        name: (slowdown(one, timed.get(baseline)) if name != baseline else None) or Ratio.of(one.samples)
-        for name, one in timed.items()
-    }
-    widths = {name: one.high / one.low for name, one in spreads.items() if one.is_noisy}
-    if baseline in widths:
-        return dict.fromkeys(spreads, f"{TOO_NOISY}: {baseline} ×{widths[baseline]:.2f}")
-    if len(widths) <= MAX_NOISY * len(spreads):
-        return {}
-    return dict.fromkeys(spreads, f"{TOO_NOISY}: {len(widths)} of {len(spreads)} timings, up to ×{max(widths.values()):.2f}")
 
 
 def slope(lengths: Sequence[int], values: Sequence[float | None]) -> float | None:

@@ -5,7 +5,7 @@ import torch
 
 from models import images, small
 from polaformer import PolaAttention
-from polaformer.bench.published_layer import PublishedLayer, as_published
+from polaformer.attention.layer.published_layer import PublishedLayer, as_published
 
 SETTINGS = {
     "pola_swin_tiny": {},

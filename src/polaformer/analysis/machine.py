@@ -2,10 +2,11 @@
 
 import os
 import platform
+import re
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,6 +57,19 @@ def share_of_others(before: ProcessorUse | None, after: ProcessorUse | None) -> 
         return None
     others = (after.everyone - before.everyone) - (after.own - before.own)
     return max(0.0, others / ((after.clock - before.clock) * (os.cpu_count() or 1)))
+
+
+def available_bytes() -> int | None:
+    """Memory that a program can get without anything being swapped out; None where the system does not report it."""
+    return proc_bytes("meminfo", "MemAvailable")
+
+
+def proc_bytes(path: str, name: str) -> int | None:
+    """A line "name: … kB" of a file in /proc, in bytes; None if it is missing, as it is where the system is not Linux."""
+    with suppress(OSError):
+        found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc", path).read_text(encoding="utf-8"), flags=re.M)
+        return 1024 * int(found[1]) if found else None
+    return None
 
 
 @contextmanager

@@ -1,17 +1,11 @@
-"""Alternating timing, the ratios it gives, and what is said about the machine."""
+"""Alternating timing and the ratios it gives."""
 
-import json
-import platform
-import subprocess
-import sys
+import time
 from collections.abc import Callable
 
 import pytest
 
-from polaformer.bench.machine import ProcessorUse, fingerprint, processor_use, share_of_others
-from polaformer.bench.measure import Ratio, Timing, measure, noise, plan, ranks, slowdown
-
-CALM, WILD = Timing((1.0,) * 15, 0), Timing((1.0, 4.0, 3.0) * 5, 0)  # the interval of WILD is ×4
+from polaformer.analysis.timing import Ratio, Timing, measure, plan, quickest, slope, slowdown
 
 
 class Clock:
@@ -121,83 +115,18 @@ def test_the_interval_of_a_median_is_that_of_the_sign_test(number: int, low: int
     assert found.median == (number + 1) / 2
 
 
-def times(*factors: float) -> Timing:
-    """Fifteen rounds, the machine twice as slow in every second one, each of the factors in turns."""
-    return Timing(tuple((1 + index % 2) * factors[index % len(factors)] for index in range(15)), 0)
+def test_one_busy_moment_does_not_decide_what_is_skipped() -> None:
+    times = iter([0.05, 0.0, 0.05])
+    assert quickest(lambda: time.sleep(next(times)), enough=0.04) < 0.04
+    assert next(times) == 0.05  # the second call was quick enough
 
 
-def test_ranks_are_ranges_where_the_order_of_two_is_not_certain() -> None:
-    timings = {
-        "fast": times(1.0),
-        "a": times(2.0, 2.1),
-        "b": times(2.1, 2.0),
-        "slow": times(3.0, 3.5, 4.0),
-        "few": Timing((9.0,) * 5, 0),
-    }
-    assert ranks(timings) == {"fast": (1, 1), "a": (2, 3), "b": (2, 3), "slow": (4, 4)}
+def test_the_slope_of_a_power_law_is_its_exponent() -> None:
+    lengths = [100, 200, 400, 800]
+    assert slope(lengths, [3e-6 * n**1.7 for n in lengths]) == pytest.approx(1.7)
+    assert slope(lengths, [None, 1.0, 2.0, 4.0]) == pytest.approx(1.0)
 
 
-def test_timings_are_refused_where_more_than_a_quarter_is_noisy() -> None:
-    rows = {"softmax": CALM, "pola": CALM, "a": CALM}
-    assert noise(rows | {"b": WILD}, "softmax") == {}
-    refused = noise(rows | {"a": Timing((1.0, 2.0) * 7, 0), "b": WILD}, "softmax")
-    assert refused == dict.fromkeys(["softmax", "pola", "a", "b"], "too noisy: 2 of 4 timings, up to ×4.00")
-    assert noise({}, "softmax") == {}
-
-
-def test_timings_are_refused_where_the_baseline_alone_is_noisy() -> None:
-    """All five are slow in the same rounds: their ratios are 1, but their times say nothing."""
-    rows = dict.fromkeys(["softmax", "pola", "a", "b", "c"], WILD)
-    assert noise(rows, "softmax") == dict.fromkeys(rows, "too noisy: softmax ×4.00")
-
-
-@pytest.mark.parametrize("rounds", [2, 3, 4, 5])
-def test_timings_of_few_rounds_that_disagree_are_refused(rounds: int) -> None:
-    few = Timing((1.0, 9.0, 1.0, 9.0, 1.0)[:rounds], 0)
-    assert noise({"softmax": few, "pola": CALM}, "softmax") == dict.fromkeys(["softmax", "pola"], "too noisy: softmax ×9.00")
-    assert noise({"softmax": Timing((1.0,), 0), "pola": few}, "softmax") == {}  # one round cannot disagree
-
-
-@pytest.mark.parametrize("baseline", [{}, {"softmax": Timing((), 99)}])
-def test_where_the_baseline_has_no_time_the_times_of_each_row_are_judged(baseline: dict[str, Timing]) -> None:
-    rows = {"pola": CALM, "a": CALM, "b": CALM}
-    assert noise(baseline | rows | {"c": WILD}, "softmax") == {}
-    refused = noise(baseline | rows | {"b": WILD, "c": WILD}, "softmax")
-    assert refused == dict.fromkeys(["pola", "a", "b", "c"], "too noisy: 2 of 4 timings, up to ×4.00")
-
-
-def test_the_fingerprint_names_the_machine_but_not_the_host() -> None:
-    found = fingerprint()
-    assert found["cpu"]
-    assert found["cores"] >= 1
-    assert found["torch_threads"] >= 1
-    assert found["python"] == platform.python_version()
-    assert platform.node() not in json.dumps(found).replace('"', " ").split()
-
-
-def test_the_share_of_other_programs_is_what_this_one_did_not_use() -> None:
-    cores = fingerprint()["cores"]
-    before, after = ProcessorUse(100, 5, 50), ProcessorUse(100 + 6 * cores, 5 + 2 * cores, 60)
-    assert share_of_others(before, after) == pytest.approx(0.4)
-    assert share_of_others(before, before) is None
-    assert share_of_others(None, after) is None
-
-
-def test_processor_counters_only_grow() -> None:
-    first, second = processor_use(), processor_use()
-    if first is None or second is None:
-        pytest.skip("the system does not tell")
-    assert 0 < first.own <= second.own
-    assert 0 < first.everyone <= second.everyone
-
-
-def test_processes_of_its_own_are_no_other_programs() -> None:
-    """Else `polaformer demo` took the process that reads its data for a busy neighbour."""
-    before = processor_use()
-    if before is None:
-        pytest.skip("the system does not tell")
-    busy = "import time\nwhile time.process_time() < 0.6: pass"
-    subprocess.run([sys.executable, "-c", busy], check=True)
-    after = processor_use()
-    assert after is not None
-    assert after.own - before.own >= 0.5
+def test_a_single_measured_length_has_no_slope() -> None:
+    assert slope([100, 200], [1.0, None]) is None
+    assert slope([100, 100], [1.0, 2.0]) is None
