@@ -12,7 +12,7 @@ from polaformer.backbones.loading import load_weights
 from polaformer.data.order import Order
 from polaformer.data.randomness import derive, reseed
 from polaformer.data.sources.lra.opening import open_sequences
-from polaformer.data.sources.lra.sequences import Sequences
+from polaformer.data.sources.lra.sequences import SPLITS, Sequences
 from polaformer.errors import SettingsError, raise_all
 from polaformer.tasks.accuracy import ClassificationCounts
 from polaformer.tasks.figures import Figure
@@ -106,7 +106,7 @@ def open_parts(recipe: SequenceRecipe, description: Description) -> dict[str, Se
     if "val" not in found:
         found = _with_validation(found, recipe)
     encoding = description.encoding
-    parts = {name: encoding.applied(found[name]) for name in ("train", "val", "test") if name in found}
+    parts = {name: encoding.applied(found[name]) for name in SPLITS if name in found}
     if recipe.eval_sequences is not None and recipe.eval_sequences < len(parts["val"]):
         chosen = _permutation("evaluated", len(parts["val"]))[: recipe.eval_sequences]
         parts["val"] = parts["val"].subset(np.sort(chosen))
