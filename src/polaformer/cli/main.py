@@ -83,6 +83,11 @@ COMMANDS: dict[str, Entry] = {
         "TableLra",
         "Show the paper's table of the Long Range Arena beside the accuracies of our own runs.",
     ),
+    "table lra-speed": Entry(
+        "table_lra_speed",
+        "TableLraSpeed",
+        "Time training steps on the Long Range Arena: tokens per millisecond and memory, relative to softmax.",
+    ),
     "env": Entry("env", "Env", "Show backends (and why some are unavailable), versions, devices and the machine."),
 }
 

@@ -46,3 +46,35 @@ ROWS: dict[str, Printed] = {
 def printed_accuracy(row: str, task: DatasetName) -> float | None:
     """The accuracy that the paper prints, in %; None if the row is not in its table."""
     return ROWS[row].accuracies[TASKS.index(task)] if row in ROWS else None
+
+
+# The throughput table. The paper prints no unit; its numbers are batch × N / milliseconds of a training step, counting one of
+# the two documents of Retrieval. Milliseconds per step that follow from them:
+MILLISECONDS: dict[str, dict[DatasetName, float]] = {
+    "softmax": {"image": 356.0, "pathfinder": 189.5, "listops": 163.0, "text": 520.0, "retrieval": 563.5},
+    "kernelized": {"image": 304.0, "pathfinder": 161.5, "listops": 132.0, "text": 400.5, "retrieval": 452.5},
+    "nystrom": {"image": 209.5, "pathfinder": 116.5, "listops": 78.5, "text": 98.5, "retrieval": 132.0},
+    "linformer": {"image": 162.5, "pathfinder": 124.0, "listops": 124.0, "text": 135.0, "retrieval": 154.5},
+    "informer": {"image": 3053.5, "pathfinder": 437.0, "listops": 214.5, "text": 251.5, "retrieval": 458.5},
+    "skyformer": {"image": 284.0, "pathfinder": 175.0, "listops": 104.5, "text": 138.0, "retrieval": 188.0},
+    "pola-a3": {"image": 195.5, "pathfinder": 123.0, "listops": 69.0, "text": 149.5, "retrieval": 190.0},
+}
+# Peak memory relative to softmax. Those of pola on Text and Retrieval are for half batches.
+MEMORY: dict[str, dict[DatasetName, float]] = {
+    "kernelized": {"image": 1.35, "pathfinder": 1.35, "listops": 1.36, "text": 0.68, "retrieval": 1.20},
+    "nystrom": {"image": 0.62, "pathfinder": 0.62, "listops": 0.27, "text": 0.12, "retrieval": 0.22},
+    "linformer": {"image": 0.36, "pathfinder": 0.36, "listops": 0.20, "text": 0.10, "retrieval": 0.18},
+    "informer": {"image": 0.56, "pathfinder": 0.56, "listops": 0.61, "text": 0.34, "retrieval": 0.38},
+    "skyformer": {"image": 0.84, "pathfinder": 0.84, "listops": 0.38, "text": 0.18, "retrieval": 0.33},
+    "pola-a3": {"image": 0.47, "pathfinder": 0.47, "listops": 0.26, "text": 0.067, "retrieval": 0.127},
+}
+
+
+def printed_speedup(row: str, task: DatasetName) -> float | None:
+    """How many times more tokens per millisecond than softmax, in the paper's table; None if the row is not in it."""
+    return MILLISECONDS["softmax"][task] / MILLISECONDS[row][task] if row in MILLISECONDS else None
+
+
+def printed_memory(row: str, task: DatasetName) -> float | None:
+    """Peak memory relative to softmax in the paper's table; None if the row is not in it."""
+    return MEMORY.get(row, {}).get(task)
