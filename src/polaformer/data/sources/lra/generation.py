@@ -80,12 +80,14 @@ def opening(folder: Path, about: dict[str, Any], outputs: Sequence[str], *, over
 
 
 def in_processes(make: Callable[[int], Part], numbers: Iterable[int], num_workers: int) -> Iterator[Part]:
-    """make(number) for all numbers, in their order, by several processes. The numbers may be endless."""
+    """make(number) for all numbers, in their order, by several processes. The numbers may be endless.
+
+    The processes import the program that calls this; its own work must be below `if __name__ == "__main__"`.
+    """
     if num_workers == 1:
         yield from map(make, numbers)
         return
-    # Not forked: this process may have threads.
-    context = multiprocessing.get_context("forkserver")
+    context = multiprocessing.get_context("spawn")  # this process may have threads, which a fork would not copy
     pool = ProcessPoolExecutor(num_workers, mp_context=context, initializer=_prepare_worker)
     pending: deque[Future[Part]] = deque()
     try:
