@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import tyro
+from rich.table import Table
 
 from polaformer.cli.errors import UsageError
 from polaformer.cli.output import load, new_table, prepare_folder, print_all, print_json, print_line, progress_bar
@@ -101,11 +102,18 @@ def report(out: Path, manifest: Mapping[str, Any], *, as_json: bool, **more: Any
         given = {name: str(value) for name, value in more.items()}
         print_json({"command": f"data {manifest['dataset']}", **given, "out": str(out), "splits": splits})
         return
-    columns = {name: dict(_flat(about["statistics"])) for name, about in splits.items()}
+    print_all(
+        statistics_table(out, manifest), *(f"{out / about['file']}: {about['bytes'] / 1e6:.1f} MB" for about in splits.values())
+    )
+
+
+def statistics_table(out: Path, manifest: Mapping[str, Any]) -> Table:
+    """The statistics of a dataset, one column per split."""
+    columns = {name: dict(_flat(about["statistics"])) for name, about in manifest["splits"].items()}
     table = new_table(f"{manifest['dataset']} in {out}", "", *columns)
     for row in dict.fromkeys(row for facts in columns.values() for row in facts):
         table.add_row(row, *(str(facts.get(row, "")) for facts in columns.values()))
-    print_all(table, *(f"{out / about['file']}: {about['bytes'] / 1e6:.1f} MB" for about in splits.values()))
+    return table
 
 
 def _flat(statistics: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

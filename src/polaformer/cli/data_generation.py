@@ -5,30 +5,45 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import tyro
 
+from polaformer.cli.data import convert, statistics_table
 from polaformer.cli.errors import UsageError
-from polaformer.cli.output import new_table, prepare_folder, print_all, print_json, progress_bar
+from polaformer.cli.output import prepare_folder, print_all, print_json, progress_bar
 
-MOST_WORKERS = 256
+MAX_WORKERS = 256
 
 
 @dataclass(frozen=True)
 class Generation:
-    """The options of every command that generates data."""
+    """The options of every command that generates data; a subclass names the dataset."""
+
+    dataset: ClassVar[str]
 
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
     """Directory to write to; after an interruption, the same command resumes there."""
+    source: tyro.conf.Positional[Annotated[Path | None, tyro.conf.arg(metavar="[SOURCE]", help_behavior_hint="")]] = None
+    """Convert data in the form of the release to the prepared form instead of generating some."""
     seed: int = 0
-    """Seed of the data; the same seed gives the same files, whatever the number of workers."""
+    """Random seed of the data; the same seed gives the same files, whatever the number of workers."""
     workers: int = 2
     """Number of processes."""
     overwrite: bool = False
     """Replace data in DIR that were generated with other options."""
     json: bool = False
     """Print the result as JSON on stdout, and nothing else."""
+
+    def run(self) -> int:
+        """Generate, or convert what is given, and print statistics of each split."""
+        if self.source is not None:
+            return convert(self.dataset, self.source, self.out, overwrite=self.overwrite, as_json=self.json)
+        return self.generate()
+
+    def generate(self) -> int:
+        """Generate what is missing, and print statistics of each split."""
+        raise NotImplementedError
 
     def prepare(self, numbers: Mapping[str, int], least: int) -> None:
         """Check the options, of which `numbers` must not be below `least`, and create the directory."""
@@ -37,20 +52,16 @@ class Generation:
                 raise UsageError(f"--{name} is {number}; give an integer ≥ {least}")
         if self.seed < 0:
             raise UsageError(f"--seed is {self.seed}; give an integer ≥ 0")
-        if not 1 <= self.workers <= MOST_WORKERS:
-            raise UsageError(f"--workers is {self.workers}; give an integer from 1 to {MOST_WORKERS}")
+        if not 1 <= self.workers <= MAX_WORKERS:
+            raise UsageError(f"--workers is {self.workers}; give an integer from 1 to {MAX_WORKERS}")
         prepare_folder(self.out, "--out")
 
     def report(self, manifest: Mapping[str, Any]) -> int:
         """Print the statistics of each split, and return the exit code."""
         if self.json:
             print_json({"command": f"data {manifest['dataset']}", "out": str(self.out), **manifest})
-            return 0
-        columns = {name: dict(_flat(about["statistics"])) for name, about in manifest["splits"].items()}
-        table = new_table(f"{manifest['dataset']} in {self.out}", "", *columns)
-        for row in dict.fromkeys(row for facts in columns.values() for row in facts):
-            table.add_row(row, *(str(facts.get(row, "")) for facts in columns.values()))
-        print_all(table)
+        else:
+            print_all(statistics_table(self.out, manifest))
         return 0
 
 
@@ -75,13 +86,3 @@ def stages(noun: str) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
             return advance
 
         yield begin
-
-
-def _flat(statistics: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Names and values without nesting: "length, mean" and its value."""
-    for name, value in statistics.items():
-        words = before + name.replace("_", " ")
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{words}, ")
-        else:
-            yield words, value

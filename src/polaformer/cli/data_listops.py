@@ -15,8 +15,12 @@ class DataListops(Generation):
 
     Example: polaformer data listops --out lra/listops
 
+    Example: polaformer data listops lra_release/listops-1000 --out lra/listops
+
     Example: polaformer data listops --out lra/listops --train 20000 --seed 1
     """
+
+    dataset = "listops"
 
     train: int = 96_000
     """Number of expressions in train."""
@@ -25,7 +29,7 @@ class DataListops(Generation):
     test: int = 2_000
     """Number of expressions in test."""
 
-    def run(self) -> int:
+    def generate(self) -> int:
         """Generate what is missing, and print statistics of each split."""
         sizes = {"train": self.train, "val": self.val, "test": self.test}
         self.prepare(sizes, least=1)

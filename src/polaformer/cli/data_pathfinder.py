@@ -17,15 +17,19 @@ class DataPathfinder(Generation):
 
     Example: polaformer data pathfinder --out lra/pathfinder
 
+    Example: polaformer data pathfinder lra_release/pathfinder32 --out lra/pathfinder
+
     Example: polaformer data pathfinder --out easy --images 20000 --contour-length 6
     """
+
+    dataset = "pathfinder"
 
     images: int = 200_000
     """Number of images; 80 % of them are for train, 10 % for val and 10 % for test."""
     contour_length: int = 14
     """Number of segments of the two long contours; 14 is the level of the published tables, 9 and 6 are easier."""
 
-    def run(self) -> int:
+    def generate(self) -> int:
         """Generate what is missing, and print statistics of each split."""
         load("polaformer.data.sources.lra.pathfinder_generator")
         from polaformer.data.sources.lra.pathfinder_generator import CONTOUR_LENGTHS, generate
