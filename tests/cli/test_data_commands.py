@@ -96,7 +96,11 @@ def test_bad_data_give_code_65_one_line_and_no_directory(tmp_path: Path, capsys:
         (["retrieval", "tree", "--out", "out"], 65, "tree holds the dataset 'text', not 'retrieval'"),
         (["image", "pickles", "--out", "out"], 65, "pickles holds the Python form, pickles, which are not read"),
         (["text", "done", "--out", "out"], 2, "done is prepared already; give it to --data as it is"),
-        (["poems", "tree", "--out", "out"], 2, "there is no command 'poems'; choose one of: text, retrieval, image"),
+        (
+            ["poems", "tree", "--out", "out"],
+            2,
+            "'poems'; choose one of: listops, pathfinder, text, retrieval, image",
+        ),
     ],
 )
 def test_mistakes_end_the_command_before_any_work(

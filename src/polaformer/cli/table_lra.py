@@ -117,7 +117,8 @@ class TableLra:
     def _show(self, cells: "list[CellResult]", unfinished: int) -> None:
         notes = [f"{letter}  {text}" for letter, text in SOURCES.items()]
         if unfinished:
-            notes.append(f"{unfinished} runs are not finished and not shown; `polaformer resume RUN` continues one.")
+            runs = "1 run is" if unfinished == 1 else f"{unfinished} runs are"
+            notes.append(f"{runs} not finished and not shown; `polaformer resume RUN` resumes one.")
         if not cells:
             notes.append("There are no finished runs below --runs; --run trains some.")
         title = "Where the paper's numbers come from, by the letter behind them:"
