@@ -105,15 +105,14 @@ def find_runs(folders: Iterable[Path]) -> list[FoundRun]:
 
 
 def collect(runs: Sequence[FoundRun]) -> list[CellResult]:
-    """The finished runs as cells, in the order of the paper's columns and rows; others after them."""
+    """The finished runs as cells, in the order of the known rows, others after them."""
     groups: dict[tuple[DatasetName, str, str, int], list[FoundRun]] = {}
     for run in runs:
         if run.state.kind == "finished":
             groups.setdefault((run.recipe.dataset, run.row, run.setup, run.state.step), []).append(run)
-    rows = [*ROWS, *(name for name in VARIANTS if name not in ROWS)]
     cells = [_cell(key, sorted(members, key=lambda one: one.recipe.seed)) for key, members in groups.items()]
-    places = {name: place for place, name in enumerate(rows)}
-    return sorted(cells, key=lambda one: (TASKS.index(one.task), places.get(one.row, len(rows)), one.row, one.setup, one.steps))
+    places = {name: place for place, name in enumerate(VARIANTS)}
+    return sorted(cells, key=lambda one: (places.get(one.row, len(places)), one.row, one.setup, one.steps, TASKS.index(one.task)))
 
 
 def _cell(key: tuple[DatasetName, str, str, int], runs: list[FoundRun]) -> CellResult:
