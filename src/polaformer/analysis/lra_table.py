@@ -112,7 +112,8 @@ def collect(runs: Sequence[FoundRun]) -> list[CellResult]:
             groups.setdefault((run.recipe.dataset, run.row, run.setup, run.state.step), []).append(run)
     cells = [_cell(key, sorted(members, key=lambda one: one.recipe.seed)) for key, members in groups.items()]
     places = {name: place for place, name in enumerate(VARIANTS)}
-    return sorted(cells, key=lambda one: (places.get(one.row, len(places)), one.row, one.setup, one.steps, TASKS.index(one.task)))
+    order = {task: place for place, task in enumerate(TASKS)}
+    return sorted(cells, key=lambda one: (places.get(one.row, len(places)), one.row, one.setup, one.steps, order[one.task]))
 
 
 def _cell(key: tuple[DatasetName, str, str, int], runs: list[FoundRun]) -> CellResult:
