@@ -30,6 +30,9 @@ RIVALS = (
 UNTRIMMED = ("reformer", "informer", "bigbird")  # their results depend on padding; a test compares this with their facts
 
 
+DROPOUT = {name: ("dropout=0.1",) for name in ("softmax", "kernelized")}  # of attention weights, in Skyformer's code
+
+
 class Variant(NamedTuple):
     """A mechanism with its options."""
 
@@ -38,5 +41,5 @@ class Variant(NamedTuple):
 
 
 VARIANTS = {f"pola-a{alpha}": Variant("pola", (f"alpha={alpha}",)) for alpha in ALPHAS} | {
-    name: Variant(name) for name in RIVALS
+    name: Variant(name, DROPOUT.get(name)) for name in RIVALS
 }
