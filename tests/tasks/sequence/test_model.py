@@ -166,3 +166,25 @@ def test_options_reach_the_layers():
     without = small("pola", attention_options={"conv": None, "alpha": 7})
     assert without.layers[0].attention.conv is None
     assert without.layers[0].attention.core.alpha == 7
+
+
+POINTS = {
+    "conv=None": ({"conv": None}, 2 * -192),
+    "a filter per channel": ({"conv": "channelwise"}, 2 * 192),
+    "kernel of 7": ({"kernel_size": 7}, 2 * 64),
+    "no scale": ({"learn_scale": False}, 2 * -64),
+    "one exponent per channel": ({"shared_power": True}, 2 * -32),
+    "key positions": ({"key_positions": 4096}, 524_288),
+    "matrix gate": ({"gate": "matrix", "key_positions": 4096}, 2 * (2 * 262_144 - 4160)),
+}
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_every_open_point_is_an_option(point):
+    """lra.md 6.3."""
+    options, more = POINTS[point]
+    with torch.device("meta"):
+        model = SequenceModel(vocabulary=512, length=4096, num_classes=2, attention_options={"alpha": 3, **options})
+    assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS["text"][1] + more
+    assert model.trims == ("key_positions" not in options)
+    small("pola", attention_options=options | ({"key_positions": LENGTH} if "key_positions" in options else {}))(documents())

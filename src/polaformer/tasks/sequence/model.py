@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from polaformer.attention import AttentionLayer, create_layer, facts, option_names
-from polaformer.attention.core import Core
 from polaformer.ops.grid import Grid
 
 
@@ -81,22 +80,22 @@ class SequenceModel(nn.Module):
     @property
     def trims(self) -> bool:
         """Whether padding after the longest document of a batch changes nothing, and can be left out."""
-        return all(core.facts.trims for core in self._cores())
+        return all(layer.core.facts.trims and layer.key_positions is None for layer in self._attentions())
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recomputes the activations of each layer in the backward pass."""
         for layer in self.layers:
             layer.checkpointed = enable  # type: ignore[assignment]
 
-    def _cores(self) -> list[Core]:
-        return [layer.attention.core for layer in self.layers if isinstance(layer, SequenceLayer)]
+    def _attentions(self) -> list[AttentionLayer]:
+        return [layer.attention for layer in self.layers if isinstance(layer, SequenceLayer)]
 
     def _separate_seeds(self, options: dict[str, Any]) -> None:
         """Gives each layer of seeded attention another seed."""
         if "seed" not in options:
-            for seed, core in enumerate(self._cores()):
-                if core.facts.seeded:
-                    core.seed = seed  # type: ignore[attr-defined]
+            for seed, layer in enumerate(self._attentions()):
+                if layer.core.facts.seeded:
+                    layer.core.seed = seed  # type: ignore[attr-defined]
 
 
 class SequenceLayer(nn.Module):
@@ -133,7 +132,7 @@ def layer_options(attention: str, length: int, grid: Grid | None, given: dict[st
     published = facts(attention).published
     options: dict[str, Any] = {"key_positions": None, "gate": published.gate, "conv": published.conv}
     options |= {"kernel_size": published.kernel_size} | dict(published.core_options) | given
-    if options["conv"] == "depthwise" and grid is None and isinstance(options["kernel_size"], int):
+    if options["conv"] in ("depthwise", "channelwise") and grid is None and isinstance(options["kernel_size"], int):
         options["kernel_size"] = (1, options["kernel_size"])
     if options["gate"] is not None:
         options.setdefault("gate_init", "kaiming_uniform")

@@ -30,7 +30,7 @@ RIVALS = (
 UNTRIMMED = ("reformer", "informer", "bigbird")  # their results depend on padding; a test compares this with their facts
 
 
-DROPOUT = {name: ("dropout=0.1",) for name in ("softmax", "kernelized")}  # of attention weights, in Skyformer's code
+DROPOUT = dict.fromkeys(("softmax", "kernelized"), ("dropout=0.1",))  # of attention weights, in Skyformer's code
 
 
 class Variant(NamedTuple):
