@@ -141,7 +141,7 @@ def test_a_dry_run_tells_what_it_would_need_and_writes_nothing(
     monkeypatch.chdir(tmp_path)
     code, out, _ = run([*TRAIN, "--dry-run"], capsys)
     assert code == 0
-    for told in ("updates an epoch", "22", "memory of each process MB", "all settings", "warmup_epochs"):
+    for told in ("updates per epoch", "22", "memory of each process MB", "all settings", "warmup_epochs"):
         assert told in out
     code, out, _ = run([*TRAIN, "--dry-run", "--json"], capsys)
     needs = json.loads(out)["needs"]
