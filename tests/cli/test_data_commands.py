@@ -29,7 +29,7 @@ def test_a_dataset_is_converted_and_described(dataset: str, tmp_path: Path, caps
     source, out = SOURCES[dataset](tmp_path / "source"), tmp_path / "new" / "out"
     code, shown, err = run(["data", dataset, source, "--out", out], capsys)
     assert code == 0
-    assert f"{dataset} in {out}" in " ".join(shown.split())  # the title may wrap
+    assert f"{dataset}in{out}" in "".join(shown.split())  # the title may wrap
     assert "length, mean" in shown
     assert f"{out}/train.safetensors: 0.0 MB" in shown
     assert "reading source" in err
