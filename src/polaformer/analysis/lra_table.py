@@ -3,6 +3,8 @@
 Runs belong to one cell if they differ only in their seed and in settings that do not change what is learned.
 """
 
+import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,12 +21,12 @@ from polaformer.tasks.sequence.variants import VARIANTS
 from polaformer.tasks.stored_recipe import load_recipe
 from polaformer.tasks.sweep import SweepRun
 from polaformer.tasks.sweep_state import RunState, read_state
-from polaformer.training.run import CONFIG
+from polaformer.training.run import CONFIG, Run
 
 # Settings that change no result beyond rounding and the draws of dropout, or that the table shows in another place.
 NEUTRAL = {"data", "seed", "num_workers", "accumulation", "trim", "steps", "attention", "attention_options", "dataset"}
-NEUTRAL |= {"eval_every", "eval_every_steps", "save_every", "save_every_epochs", "keep", "log_every", "log_every_epochs"}
-NEUTRAL |= {"eval_sequences", "grad_checkpointing", "compile", "deterministic"}
+NEUTRAL |= {"save_every", "save_every_epochs", "keep", "log_every", "log_every_epochs"}
+NEUTRAL |= {"grad_checkpointing", "compile", "deterministic"}
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class FoundRun:
     folder: Path
     recipe: SequenceRecipe
     state: RunState
+    data: str  # a digest of the splits that it is evaluated on
 
     @property
     def row(self) -> str:
@@ -81,7 +84,9 @@ class CellResult:
     def text(self) -> str:
         """The accuracy with its spread, and how many seeds and steps it is from."""
         spread = "" if self.deviation is None else f" ± {self.deviation:.2f}"
-        return f"{self.mean:.2f}{spread} ({len(self.seeds)} seed{'s' * (len(self.seeds) > 1)}, {self.steps:,} steps)"
+        seeds = len(set(self.seeds))
+        runs = f"{len(self.seeds)} runs of " if len(self.seeds) > seeds else ""
+        return f"{self.mean:.2f}{spread} ({runs}{seeds} seed{'s' * (seeds > 1)}, {self.steps:,} steps)"
 
     def as_record(self) -> dict[str, Any]:
         """The cell for JSON."""
@@ -91,25 +96,31 @@ class CellResult:
 
 
 def find_runs(folders: Iterable[Path]) -> list[FoundRun]:
-    """All runs on sequences below the folders; raises DataError for one that is damaged."""
+    """All runs on sequences below the folders; raises DataError for one whose journal is damaged."""
     found = []
     for folder in folders:
         if not folder.is_dir():
             raise DataError(f"{folder} is not a directory; give one with runs of `polaformer train` or `table lra --run`")
         for config in sorted(folder.rglob(CONFIG)):
-            recipe = load_recipe(config.parent)
+            try:
+                recipe = load_recipe(config.parent)
+            except DataError:
+                continue  # another program's, or of a task that is not installed
             if isinstance(recipe, SequenceRecipe):
                 run = SweepRun(recipe.name, recipe.seed, recipe, config.parent)
-                found.append(FoundRun(config.parent, recipe, read_state(run)))
+                data = json.dumps(Run.open(config.parent)[1].get("data"), sort_keys=True)
+                found.append(FoundRun(config.parent, recipe, read_state(run), hashlib.sha256(data.encode()).hexdigest()[:8]))
     return found
 
 
 def collect(runs: Sequence[FoundRun]) -> list[CellResult]:
     """The finished runs as cells, in the order of the known rows, others after them."""
     groups: dict[tuple[DatasetName, str, str, int], list[FoundRun]] = {}
-    for run in runs:
-        if run.state.kind == "finished":
-            groups.setdefault((run.recipe.dataset, run.row, run.setup, run.state.step), []).append(run)
+    finished = [run for run in runs if run.state.kind == "finished"]
+    for run in finished:
+        others = {one.data for one in finished if one.recipe.dataset == run.recipe.dataset} - {run.data}
+        setup = ", ".join(filter(None, [run.setup, f"data {run.data}" if others else ""]))
+        groups.setdefault((run.recipe.dataset, run.row, setup, run.state.step), []).append(run)
     cells = [_cell(key, sorted(members, key=lambda one: one.recipe.seed)) for key, members in groups.items()]
     places = {name: place for place, name in enumerate(VARIANTS)}
     order = {task: place for place, task in enumerate(TASKS)}

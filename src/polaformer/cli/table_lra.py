@@ -10,10 +10,11 @@ from rich.table import Table
 from polaformer.cli.errors import INCORRECT, UsageError
 from polaformer.cli.output import load, new_table, prepare_folder, print_all, print_json
 from polaformer.cli.sweep import check_jobs, threads_per_run, train_unfinished
-from polaformer.errors import nearest
+from polaformer.errors import nearest, raise_all
 from polaformer.recipes.lra import recipe_of
 from polaformer.tasks.sequence.datasets import DatasetName
 from polaformer.tasks.sequence.published import ROWS, SOURCES, TASKS, printed_accuracy
+from polaformer.tasks.sequence.recipe import SequenceRecipe
 from polaformer.tasks.sequence.variants import VARIANTS
 from polaformer.tasks.sweep import Cell, plan_runs
 from polaformer.tasks.sweep_state import read_states
@@ -89,6 +90,11 @@ class TableLra:
         check_jobs(self.jobs, self.threads)
         if not self.rows:
             raise UsageError("--run trains the rows of --rows; give some, such as --rows pola-a3 softmax")
+        absent = [f"{task}={folder}" for task, folder in self._folders.items() if not Path(folder).exists()]
+        if absent:
+            raise UsageError(f"--data has {absent[0]}, which does not exist; check the path")
+        if self.steps is not None and self.steps < 1:
+            raise UsageError(f"--steps is {self.steps}; give an integer ≥ 1")
         missing = [task for task in self.tasks if task not in self._folders]
         if missing:
             raise UsageError(f"--run needs the data of {', '.join(missing)}; give --data {missing[0]}=DIR, or fewer --tasks")
@@ -100,19 +106,25 @@ class TableLra:
 
     def _train(self) -> dict[str, str]:
         """Train the cells that have no finished run; returns the reasons of failures by name."""
-        out, changes = Path(self.runs[0]), {"steps": self.steps, "accumulation": self.accumulation}
-        given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
-        cells = [
-            Cell(f"{task}-{row}", replace(recipe_of(task, row), data=self._folders[task], **given), self.seeds)
-            for task in self.tasks
-            for row in self.rows
-        ]
+        out = Path(self.runs[0])
+        cells = [Cell(f"{task}-{row}", self._recipe(task, row), self.seeds) for task in self.tasks for row in self.rows]
+        raise_all([f"{cell.name}: {problem}" for cell in cells for problem in cell.recipe.problems()])
         runs = plan_runs(cells, out)
         states = read_states(runs)
         prepare_folder(out, "--runs")
         with Run(out).lock():
             failed = train_unfinished(states, self.jobs, threads_per_run(self.jobs, self.threads))
         return {run.title: f"{reason} (log: {run.log})" for run, reason in failed.items()}
+
+    def _recipe(self, task: DatasetName, row: str) -> SequenceRecipe:
+        """The recipe of a cell; its warm-up is the same share of the steps as in the published schedule."""
+        recipe = recipe_of(task, row)
+        changes: dict[str, Any] = {"data": self._folders[task]}
+        if self.accumulation is not None:
+            changes["accumulation"] = self.accumulation
+        if self.steps is not None and recipe.steps is not None and recipe.warmup_steps is not None:
+            changes |= {"steps": self.steps, "warmup_steps": max(1, round(recipe.warmup_steps * self.steps / recipe.steps))}
+        return replace(recipe, **changes)
 
     def _show(self, cells: "list[CellResult]", unfinished: int) -> None:
         notes = [f"{letter}  {text}" for letter, text in SOURCES.items()]
@@ -127,6 +139,8 @@ class TableLra:
     def _table(self, cells: "list[CellResult]") -> Table:
         """A row per mechanism and setup, two columns per task: the paper's accuracy, and ours."""
         columns = [column for task in self.tasks for column in (f"{task}\npaper", "\nours")]
+        whole = len(set(self.tasks)) == len(TASKS)
+        columns += ["average\npaper", "\nours"] if whole else []
         found = new_table("Long Range Arena: accuracy in %", "row", *columns)
         printed = [name for name in (self.rows or VARIANTS) if name in ROWS or any(cell.row == name for cell in cells)]
         lines = dict.fromkeys([*((name, "") for name in printed), *((cell.row, cell.setup) for cell in cells)])
@@ -134,13 +148,20 @@ class TableLra:
             ours = {cell.task: cell.text for cell in cells if (cell.row, cell.setup) == (row, setup)}
             mark = f" [{_setup_names(cells).index(setup) + 1}]" if setup else ""
             texts = [text for task in self.tasks for text in (_printed(row, task) if not setup else "", ours.get(task, ""))]
-            found.add_row(row + mark, *texts)
+            found.add_row(row + mark, *texts, *(_averages(row, setup, cells) if whole else ()))
         return found
 
 
 def _printed(row: str, task: DatasetName) -> str:
     accuracy = printed_accuracy(row, task)
     return "" if accuracy is None else f"{accuracy:.2f} {ROWS[row].source}"
+
+
+def _averages(row: str, setup: str, cells: "list[CellResult]") -> tuple[str, str]:
+    """The averages over all tasks: the paper's, and ours if there is a run of each."""
+    printed = f"{sum(ROWS[row].accuracies) / len(TASKS):.2f}" if row in ROWS and not setup else ""
+    ours = {cell.task: cell.mean for cell in cells if (cell.row, cell.setup) == (row, setup)}
+    return printed, f"{sum(ours.values()) / len(TASKS):.2f}" if len(ours) == len(TASKS) else ""
 
 
 def _setup_names(cells: "list[CellResult]") -> list[str]:

@@ -16,10 +16,12 @@ from polaformer.data.sources.lra.opening import find_dataset
 from polaformer.data.sources.lra.sequences import from_documents
 from polaformer.errors import SettingsError
 from polaformer.recipes.lra import RECIPES, recipe_of
-from polaformer.tasks.running import prepare
+from polaformer.tasks.accuracy import ClassificationCounts
+from polaformer.tasks.running import prepare, train
 from polaformer.tasks.sequence.data import Encoding, SequenceReader, pad
 from polaformer.tasks.sequence.datasets import DATASETS
 from polaformer.tasks.sequence.recipe import SequenceRecipe
+from polaformer.training.optim import create_optimizer
 from polaformer.training.schedules import values_at
 from polaformer.training.timeline import Timeline
 
@@ -93,6 +95,9 @@ def test_learning_rate_and_beta1_follow_the_published_one_cycle(dataset, lr, war
         ({"attention_options": ("alpha",)}, "attention_options has 'alpha'; give NAME=VALUE"),
         ({"attention_options": ("alpha=-1",)}, "alpha is -1"),
         ({"attention_options": ("beta=1",)}, "'pola' does not take beta"),
+        ({"attention_options": ("conv=deformable",)}, "deformable convolution"),
+        ({"attention_options": ("reduction=2",)}, "reduction"),
+        ({"attention_options": ("num_prefix_tokens=1",)}, "sequences have no prefix"),
         ({"attention": "polar"}, "unknown mechanism 'polar'; did you mean 'pola'"),
         ({"attention": "reformer", "attention_options": None}, "trim is true, but results of attention 'reformer'"),
         ({"dataset": "image", "kept": 900, "length": 1024}, "kept is 900, but every image of image has 1024 pixels"),
@@ -201,13 +206,50 @@ def test_text_selects_on_the_test_set_as_published_or_on_held_out_training_data(
     assert (np.diff(lengths) >= 0).all()
 
 
-@pytest.mark.parametrize("kill", [Kill("update", 7), Kill("eval", 1), Kill("system call", 30)], ids=str)
-def test_resume_after_kill_is_bitwise_equal(reviews, tmp_path, kill):
-    recipe = tiny(reviews)
+KILLS = {"update": ("pola", Kill("update", 7)), "eval": ("pola", Kill("eval", 1)), "save": ("pola", Kill("system call", 30))}
+# Skyformer draws its landmarks in evaluations too.
+KILLS["eval of a stochastic mechanism"] = ("skyformer", Kill("eval", 1))
+
+
+@pytest.mark.parametrize("case", KILLS)
+def test_resume_after_kill_is_bitwise_equal(reviews, tmp_path, case):
+    attention, kill = KILLS[case]
+    recipe = tiny(reviews, attention=attention, attention_options=None)
     assert faults.run(tmp_path / "whole", recipe) == [0]
     assert faults.run(tmp_path / "killed", recipe, kill=kill) != [0]
     assert faults.run(tmp_path / "killed", recipe) == [0]
     assert faults.outcome(tmp_path / "killed") == faults.outcome(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("values", "best_step"), [((90, 80, 70, 60, 50), None), ((90, 80, 95, 60, 50), 6), ((10, 20, 30, 60, 50), 8)]
+)
+def test_weights_before_best_from_are_not_kept_even_if_they_are_the_best(reviews, tmp_path, monkeypatch, values, best_step):
+    """As published: the best value counts from the start, its weights only from a share of the updates on."""
+    honest, made_up = ClassificationCounts.record, iter([*values, 0.0, 0.0])
+
+    def record(self: ClassificationCounts) -> dict:
+        return honest(self) | ({"accuracy": float(next(made_up))} if self.samples else {})
+
+    monkeypatch.setattr(ClassificationCounts, "record", record)
+    train(tiny(reviews, steps=10, eval_every_steps=2, best_from=0.3), tmp_path / "run", lambda event, record: None)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()]
+    assert {line.get("best_step") for line in lines if line["kind"] == "final"} == {best_step}
+
+
+def test_the_optimiser_has_the_published_epsilon(reviews):
+    recipe = tiny(reviews)
+    optimizer = create_optimizer(recipe.job().model, recipe)
+    assert {group["eps"] for group in optimizer.param_groups} == {1e-6}
+    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0}
+
+
+def test_selection_that_the_data_do_not_allow_is_refused(reviews, tmp_path):
+    only = tmp_path / "train.jsonl"
+    only.write_text("\n".join(line for line in reviews.read_text().splitlines() if '"train"' in line) + "\n")
+    with pytest.raises(SettingsError, match="neither a validation nor a test split; pass --selection held-out"):
+        tiny(only).job()
+    assert len(tiny(only, selection="held-out", eval_sequences=None).job().parts["val"]) == 4
 
 
 # ---- commands ----

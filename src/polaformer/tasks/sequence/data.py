@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from polaformer.data.batch import Batch
+from polaformer.data.sources.lra.listops import CLOSER
 from polaformer.data.sources.lra.sequences import Sequences
-
-CLOSER = 14  # the symbol of a closing bracket in ListOps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +53,9 @@ class Encoding:
         """The split without the symbols that are dropped."""
         if not self.drops_closers:
             return split
-        stays = split.symbols != CLOSER
-        before = np.concatenate([[0], np.cumsum(stays, dtype=np.int64)])
-        return replace(split, symbols=split.symbols[stays], offsets=before[split.offsets])
+        dropped = np.flatnonzero(split.symbols == CLOSER)
+        offsets = split.offsets - np.searchsorted(dropped, split.offsets)
+        return replace(split, symbols=np.delete(split.symbols, dropped), offsets=offsets)
 
     def lengths(self, split: Sequences) -> np.ndarray:
         """The number of tokens up to the last that exists in the longest document of each sample, (S,)."""

@@ -105,6 +105,8 @@ def open_parts(recipe: SequenceRecipe, description: Description) -> dict[str, Se
         raise SettingsError(f"{recipe.data} has no training split; it has {', '.join(found)}")
     if "val" not in found:
         found = _with_validation(found, recipe)
+    elif recipe.selection == "held-out":
+        raise SettingsError(f"selection is held-out, but {recipe.data} has a validation split, which is used; leave it out")
     encoding = description.encoding
     parts = {name: encoding.applied(found[name]) for name in SPLITS if name in found}
     if recipe.eval_sequences is not None and recipe.eval_sequences < len(parts["val"]):
@@ -118,7 +120,9 @@ def open_parts(recipe: SequenceRecipe, description: Description) -> dict[str, Se
 
 def _with_validation(found: dict[str, Sequences], recipe: SequenceRecipe) -> dict[str, Sequences]:
     """The splits with a validation split: the test split, as published, or a held-out share of the training split."""
-    if recipe.selection == "published" and "test" in found:
+    if recipe.selection == "published":
+        if "test" not in found:
+            raise SettingsError(f"{recipe.data} has neither a validation nor a test split; pass --selection held-out")
         return found | {"val": found["test"]}
     train = found["train"]
     order, count = _permutation("held out", len(train)), max(1, round(recipe.val_share * len(train)))
@@ -132,10 +136,13 @@ def _permutation(purpose: str, number: int) -> np.ndarray:
 
 def _check_model(recipe: SequenceRecipe, description: Description) -> None:
     """Raises SettingsError unless the model can be built, and trimmed if it is to be."""
+    if "num_prefix_tokens" in description.attention_options:
+        raise SettingsError("attention_options has num_prefix_tokens, but sequences have no prefix; leave it out")
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), torch.no_grad():
             model = description.build()
-    except (ValueError, TypeError) as error:
+            model(torch.ones(1, description.num_documents, description.length, dtype=torch.int32))
+    except (ValueError, TypeError, RuntimeError) as error:
         raise SettingsError(str(error)) from error
     check_trainable(model, recipe)
     if recipe.trim and not model.trims:

@@ -80,20 +80,21 @@ class SequenceModel(nn.Module):
     @property
     def trims(self) -> bool:
         """Whether padding after the longest document of a batch changes nothing, and can be left out."""
-        return all(layer.core.facts.trims and layer.key_positions is None for layer in self._attentions())
+        return all(layer.core.facts.trims and layer.key_positions is None for layer in self.attentions())
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recomputes the activations of each layer in the backward pass."""
         for layer in self.layers:
             layer.checkpointed = enable  # type: ignore[assignment]
 
-    def _attentions(self) -> list[AttentionLayer]:
+    def attentions(self) -> list[AttentionLayer]:
+        """The attention layer of each layer."""
         return [layer.attention for layer in self.layers if isinstance(layer, SequenceLayer)]
 
     def _separate_seeds(self, options: dict[str, Any]) -> None:
         """Gives each layer of seeded attention another seed."""
         if "seed" not in options:
-            for seed, layer in enumerate(self._attentions()):
+            for seed, layer in enumerate(self.attentions()):
                 if layer.core.facts.seeded:
                     layer.core.seed = seed  # type: ignore[attr-defined]
 

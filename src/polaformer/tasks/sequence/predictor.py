@@ -11,6 +11,7 @@ import torch
 
 from polaformer.backbones.loading import load_weights, save_weights
 from polaformer.data.order import EvaluationOrder
+from polaformer.data.randomness import seeded
 from polaformer.data.samples import Samples, batches
 from polaformer.data.sources.lra.inputs import read_input
 from polaformer.data.sources.lra.opening import open_sequences
@@ -45,7 +46,8 @@ class SequencePredictor:
         """The probability of each class, for the symbols of the documents of one sample."""
         encoding, about = self.description.encoding, self.description
         ids = pad([[encoding.ids(one) for one in documents]], about.num_documents, None if self.trims else about.length)
-        logits = self.model.eval()(ids.to(next(self.model.parameters()).device))
+        with seeded(0):
+            logits = self.model.eval()(ids.to(next(self.model.parameters()).device))
         return logits[0].float().softmax(dim=-1).tolist()
 
     def save(self, path: str | PathLike[str]) -> None:

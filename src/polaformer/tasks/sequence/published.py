@@ -8,7 +8,7 @@ TASKS: tuple[DatasetName, ...] = ("text", "listops", "retrieval", "pathfinder", 
 SOURCES = {
     "L": "copied from the Long Range Arena's leaderboard: other models, sizes and recipes; not comparable with the others",
     "S": "copied from Skyformer's Table 1, the mean of three seeds",
-    "H": "copied from Hedgehog's paper",
+    "H": "probably copied from Hedgehog's paper",
     "?": "not traced; it differs from Skyformer's Table 1, and is probably the authors' own run of Skyformer's code",
     "P": "the authors' own run",
 }

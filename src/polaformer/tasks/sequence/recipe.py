@@ -64,7 +64,7 @@ class SequenceRecipe(Recipe):
     pooling: Literal["padded", "valid"] = "padded"
     """Divide the sum over tokens by `length`, padding included, as published; or by the number of tokens that exist."""
     trim: bool = True
-    """Sort the sequences of an update by length into its micro-batches, and cut each to its longest; changes no result."""
+    """Sort the sequences of an update by length into its micro-batches, and cut each to its longest."""
 
     @property
     def spec(self) -> Dataset:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -38,9 +39,15 @@ def _expression(given: str) -> np.ndarray:
 
 def _content(given: str) -> bytes:
     try:
+        if not given.strip():
+            raise DataError("an input is empty; give a document, or a file with one")
         if not os.path.exists(given):
+            if len(given.split()) == 1 and (os.sep in given or Path(given).suffix):
+                raise DataError(f"there is no file {given}; check the path, or give a document with more than one word")
             return given.encode("utf-8", "surrogateescape")
         return read_regular(given, MAX_BYTES)
+    except DataError:
+        raise
     except (OSError, ValueError) as error:
         raise DataError(f"{given} cannot be read: {reason(error)}; give a file, or the document itself") from error
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from polaformer.data.sources.lra import prepared
+from polaformer.data.sources.lra.generation import STATE
 from polaformer.data.sources.lra.sequences import Sequences
 from polaformer.errors import DataError
 
@@ -77,6 +78,8 @@ def open_sequences(
         if tuple(found["classes"]) != module.CLASSES:
             raise DataError(f"{path} has other classes than {', '.join(module.CLASSES)}; write it again with `polaformer data`")
         return prepared.load(path)
+    if any((folder / STATE).exists() for folder in (path, path.parent)):
+        raise DataError(f"{path} is not complete; `polaformer data {dataset}` with the same options resumes it")
     if not module.holds(path):
         _check_dataset(path, recognise(path) or dataset, dataset)
     return module.load(path, advance)  # which says what is wrong
