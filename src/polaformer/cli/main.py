@@ -40,7 +40,7 @@ COMMANDS: dict[str, Entry] = {
     "train": Entry("train", "Train", "Train a recipe, optionally on your own data."),
     "resume": Entry("resume", "Resume", "Resume a stopped or killed run, bit-for-bit as if it had never been interrupted."),
     "eval": Entry("evaluate", "Evaluate", "Evaluate a model on a split of a dataset, by default validation."),
-    "predict": Entry("predict", "Predict", "Predict with a trained model: for each image, its most probable classes."),
+    "predict": Entry("predict", "Predict", "Predict with a trained model: for each input, its most probable classes."),
     "sweep": Entry(
         "sweep", "Sweep", "Train every cell of a sweep with every seed, and tabulate the mean and standard deviation."
     ),
