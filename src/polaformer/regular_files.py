@@ -8,14 +8,18 @@ import errno
 import io
 import os
 import stat
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 
-from polaformer.errors import CannotWriteError
+from polaformer.errors import CannotWriteError, SettingsError
 
+LOCK = ".lock"  # of a folder
 MAX_BYTES = 2**30  # of one image, array file, configuration or journal
+# Limit of what a compressed or sparse file takes in memory: this many bytes, or this many times its size on disk.
+MAX_UNPACKED, HIGHEST_RATIO = 2**28, 20
 
 
 class NotRegularError(OSError):
@@ -78,6 +82,30 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 @contextmanager
+def locked(folder: Path, done: str) -> Iterator[None]:
+    """Lock a folder for this process; however the process ends, the operating system releases the lock.
+
+    done: what is being done to it ("trained"), for the SettingsError if another process has locked it.
+    """
+    import fcntl  # which Windows lacks
+
+    with writing(folder / LOCK):
+        handle = open_to_write(folder / LOCK)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise SettingsError(f"{folder} is being {done} by another process; wait for it, or stop it") from error
+    except OSError as error:
+        hint = "make sure that only one process writes to it"
+        warnings.warn(f"{folder} cannot be locked ({error.strerror}); {hint}", stacklevel=2)
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
 def writing(what: str | PathLike[str]) -> Iterator[None]:
     """Turn an OSError raised inside the context into a CannotWriteError that names `what`."""
     try:
@@ -86,6 +114,12 @@ def writing(what: str | PathLike[str]) -> Iterator[None]:
         raise
     except OSError as error:
         raise CannotWriteError(f"cannot write to {what}: {reason(error)}; free some space, or give a writable path") from error
+
+
+def unpacked_limit(*files: os.stat_result) -> int:
+    """The number of bytes that files may take in memory, all together, once they are unpacked."""
+    on_disk = sum(min(status.st_size, getattr(status, "st_blocks", status.st_size) * 512) for status in files)
+    return max(MAX_UNPACKED, HIGHEST_RATIO * on_disk)
 
 
 def too_large_reason(size: int, most: int = MAX_BYTES) -> str:

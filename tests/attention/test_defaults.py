@@ -27,7 +27,7 @@ DEFAULTS = {
     "mobile": {},
     "nystrom": {"num_landmarks": 128, "iterations": 6, "as_published": False},
     "performer": {"num_features": 128, "as_published": False},
-    "pola": {"alpha": 4.0, "polarity": "both", "learn_scale": True, "eps": 0.0, "backend": "auto"},
+    "pola": {"alpha": 4.0, "polarity": "both", "learn_scale": True, "shared_power": False, "eps": 0.0, "backend": "auto"},
     "reformer": {"chunk": 64, "num_hashes": 2, "num_buckets": None},
     "skyformer": {"num_landmarks": 128, "gamma": 0.1, "iterations": 6, "as_published": False},
     "softmax": {"scale": None, "dropout": 0.0},

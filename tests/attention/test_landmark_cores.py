@@ -283,7 +283,9 @@ def test_facts_and_settings_are_shown():
     nystrom = Facts("linear", approximates="softmax", mixes_queries=True, distributions=False)
     assert attention.facts("nystrom") == nystrom
     assert attention.facts("skyformer") == replace(nystrom, approximates="kernelized", stochastic=True)
-    assert attention.facts("informer") == Facts("n log n", approximates="softmax", stochastic=True, mixes_queries=True)
+    assert attention.facts("informer") == Facts(
+        "n log n", approximates="softmax", stochastic=True, mixes_queries=True, trims=False
+    )
     assert not any(attention.facts(name).needs_length for name in ("nystrom", "skyformer", "informer"))
     assert "num_landmarks=4, iterations=6, as_published=False" in repr(create("nystrom"))
     assert "num_landmarks=5, gamma=0.1, iterations=6, as_published=False" in repr(create("skyformer"))

@@ -336,3 +336,30 @@ def test_strict_loading_reports_published_tensors_that_do_not_fit():
     del state["core.power"]
     with pytest.raises(RuntimeError, match=r"size mismatch for core.power: .*\[1, 3, 1, 6\]"):
         layer.load_state_dict(state)
+
+
+def test_a_channelwise_convolution_has_a_filter_per_channel_and_a_depthwise_one_repeats_them():
+    """With the same filters in every head the two are equal, by the native kernel and by calling the module."""
+    shared = PolaAttention(8, 2, kernel_size=3).double().eval()
+    separate = PolaAttention(8, 2, kernel_size=3, conv="channelwise").double().eval()
+    assert separate.conv.weight.shape == (8, 1, 3, 3)
+    state = shared.state_dict()
+    state |= {name: state[name].repeat(2, *[1] * (state[name].ndim - 1)) for name in ("conv.weight", "conv.bias")}
+    separate.load_state_dict(state)
+    x = torch.randn(2, 12, 8, dtype=torch.float64)
+    wanted = shared(x, grid=(3, 4))
+    assert torch.allclose(separate(x, grid=(3, 4)), wanted, rtol=0, atol=1e-12)
+    separate.conv.register_forward_hook(lambda module, inputs, output: output)
+    assert torch.allclose(separate(x, grid=(3, 4)), wanted, rtol=0, atol=1e-12)
+
+
+def test_a_shared_power_is_the_same_for_all_heads():
+    layer = PolaAttention(8, 2, shared_power=True)
+    assert layer.core.power.shape == (1, 4)
+    with torch.no_grad():
+        layer.core.power.normal_()
+    assert torch.equal(layer.core.exponent()[0], layer.core.exponent()[1])
+    layer(torch.randn(1, 5, 8)).sum().backward()
+    assert layer.core.power.grad.shape == (1, 4)
+    with pytest.raises(TypeError, match="shared_power is 1; give True or False"):
+        PolaAttention(8, 2, shared_power=1)

@@ -23,7 +23,7 @@ def test_a_core_made_for_other_heads_is_refused():
         ({"dim": 13}, "dim 13 is not divisible by 2 heads; give a multiple of 2"),
         ({"num_heads": 0}, "num_heads is 0; give an integer ≥ 1"),
         ({"num_heads": 12}, "head width is 1, but each polarity needs a channel of v; use fewer heads"),
-        ({"conv": "dense"}, "conv is 'dense'; choose one of depthwise, deformable, sequence, None"),
+        ({"conv": "dense"}, "conv is 'dense'; choose one of depthwise, channelwise, deformable, sequence, None"),
         ({"kernel_size": 4}, "kernel_size is 4; give an odd number"),
         ({"kernel_size": (1, 2, 3)}, "kernel_size is (1, 2, 3)"),
         ({"gate": "sigmoid"}, "gate is 'sigmoid'; choose one of linear, matrix, None"),

@@ -120,7 +120,7 @@ def test_a_dry_run_shows_the_processes_that_read_and_more_than_cores_are_honoure
 def test_resume_keeps_the_runs_own_number_of_processes_that_read(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from polaformer.tasks.classification import job as jobs
+    from polaformer.tasks import map_style as jobs
 
     shutil.copytree(trained, tmp_path / "run")
     config = tmp_path / "run" / "config.json"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pictures import content, contents, files_of, refused, write_folder
+from polaformer import regular_files
 from polaformer.data.sources import hugging_face
 from polaformer.data.sources.opening import open_data
 from polaformer.errors import ImageError
@@ -106,7 +107,7 @@ def test_a_parquet_file_that_grows_in_memory_is_one_error_before_it_is_unpacked(
     import pyarrow as pa
     from pyarrow import parquet
 
-    monkeypatch.setattr(hugging_face, "MAX_UNPACKED", 2**20)
+    monkeypatch.setattr(regular_files, "MAX_UNPACKED", 2**20)
     equal, many = os.urandom(50_000), 300
     images = {"equal bytes": [bytes(2**21), b"?"], "equal rows": [equal] * many, "equal starts": [equal] * many}
     rows = images.get(kind, [b"?"] * 100_000)
@@ -125,8 +126,8 @@ def test_a_parquet_file_that_grows_in_memory_is_one_error_before_it_is_unpacked(
 def test_many_rows_in_a_parquet_file_that_do_not_grow_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
-    monkeypatch.setattr(hugging_face, "MAX_UNPACKED", 2**16)
-    monkeypatch.setattr(hugging_face, "HIGHEST_RATIO", 4)
+    monkeypatch.setattr(regular_files, "MAX_UNPACKED", 2**16)
+    monkeypatch.setattr(regular_files, "HIGHEST_RATIO", 4)
     kinds: dict[str, Any] = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])}
     kinds["words"] = datasets.List(datasets.Value("string"))
     images = [{"bytes": content(n), "path": None} for n in range(100)]

@@ -21,8 +21,7 @@ from polaformer.cli.options import parse
 from polaformer.cli.train import Train
 from polaformer.errors import SettingsError
 from polaformer.recipes import imagenet
-from polaformer.recipes.registry import OURS as RECIPES
-from polaformer.recipes.registry import find
+from polaformer.recipes.registry import OURS, find
 from polaformer.tasks.classification.job import ClassificationJob
 from polaformer.tasks.classification.recipe import ClassificationRecipe
 from polaformer.tasks.options import with_values
@@ -37,6 +36,7 @@ def with_words(recipe: Any, words: list[str], *others: Any) -> tuple[Any, ...]:
 
 
 IMAGENET_IMAGES = 1_281_167
+RECIPES = {name: recipe for name, recipe in OURS.items() if isinstance(recipe, ClassificationRecipe)}
 DIGITS = RECIPES["digits/pola-vit-tiny"]
 
 

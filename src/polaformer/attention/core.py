@@ -57,6 +57,7 @@ class Facts:
     max_length, max_keys: the largest numbers of tokens and keys that an instance supports; None: any number.
     num_maps: the number of maps per head; None: one per channel.
     distributions: no map entry is negative, and rows sum to 1, or to less for queries with little or no key mass.
+    trims: masked tokens at the end of all sequences of a batch can be left out; the other tokens get the same outputs.
     reads_masked: neither the core nor the layer zeroes masked tokens, because the published code reads them.
     in_windows: in Swin it attends within shifted windows (WindowAttention).
     takes_bias: it supports an additive bias, as windows need.
@@ -76,6 +77,7 @@ class Facts:
     max_keys: int | None = None
     num_maps: int | None = 1
     distributions: bool = True
+    trims: bool = True
     reads_masked: bool = False
     in_windows: bool = False
     takes_bias: bool = False

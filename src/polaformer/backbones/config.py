@@ -16,7 +16,7 @@ from polaformer.errors import nearest
 from polaformer.ops.grid import Grid
 
 LETTERS = {"L": "pola", "S": "softmax"}  # the authors' letters for a stage: linear, softmax
-GRID_CONVOLUTIONS = ("depthwise", "deformable")  # those whose kernel is the model's `kernel_size`
+GRID_CONVOLUTIONS = ("depthwise", "channelwise", "deformable")  # those whose kernel is the model's `kernel_size`
 WINDOW_OPTIONS = ("gate", "gate_init")  # arguments of AttentionLayer that windows support
 WHERE = "backbone"
 

@@ -40,9 +40,24 @@ COMMANDS: dict[str, Entry] = {
     "train": Entry("train", "Train", "Train a recipe, optionally on your own data."),
     "resume": Entry("resume", "Resume", "Resume a stopped or killed run, bit-for-bit as if it had never been interrupted."),
     "eval": Entry("evaluate", "Evaluate", "Evaluate a model on a split of a dataset, by default validation."),
-    "predict": Entry("predict", "Predict", "Predict with a trained model: for each image, its most probable classes."),
+    "predict": Entry("predict", "Predict", "Predict with a trained model: for each input, its most probable classes."),
     "sweep": Entry(
         "sweep", "Sweep", "Train every cell of a sweep with every seed, and tabulate the mean and standard deviation."
+    ),
+    "data listops": Entry(
+        "data_listops", "DataListops", "Generate ListOps of the Long Range Arena (nested operations on lists of digits)."
+    ),
+    "data pathfinder": Entry(
+        "data_pathfinder",
+        "DataPathfinder",
+        "Generate Pathfinder of the Long Range Arena (are two markers connected by a dashed contour?).",
+    ),
+    "data text": Entry("data_text", "DataText", "Prepare Text of the Long Range Arena (movie reviews) from IMDb."),
+    "data retrieval": Entry(
+        "data_retrieval", "DataRetrieval", "Prepare Retrieval of the Long Range Arena (pairs of papers) from the AAN files."
+    ),
+    "data image": Entry(
+        "data_image", "DataImage", "Prepare Image of the Long Range Arena (grey pixels in a row) from CIFAR-10."
     ),
     "check": Entry("check", "Check", "Read a whole dataset and list its problems."),
     "models": Entry("models", "Models", "List the models: attention of each stage, parameters, MACs, and the paper's numbers."),
@@ -62,6 +77,16 @@ COMMANDS: dict[str, Entry] = {
     ),
     "bench attention": Entry(
         "bench_attention", "BenchAttention", "Compare all attention mechanisms: time and memory against the number of tokens."
+    ),
+    "table lra": Entry(
+        "table_lra",
+        "TableLra",
+        "Show the paper's table of the Long Range Arena beside the accuracies of our own runs.",
+    ),
+    "table lra-speed": Entry(
+        "table_lra_speed",
+        "TableLraSpeed",
+        "Time training steps on the Long Range Arena: tokens per millisecond and memory, relative to softmax.",
     ),
     "env": Entry("env", "Env", "Show backends (and why some are unavailable), versions, devices and the machine."),
 }

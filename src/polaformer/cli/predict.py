@@ -19,10 +19,12 @@ PROGRAM = "polaformer predict"
 
 @dataclass(frozen=True)
 class Predict(DynamicCommand):
-    """Predict with a trained model: for each image, its most probable classes.
+    """Predict with a trained model: for each input, its most probable classes.
 
     Unreadable inputs are listed at the end and make the exit code 65; the other inputs are still predicted. The options below
     are for image classification; --checkpoint PATH --help lists those for the task of these weights.
+
+    Example: polaformer predict "a superb, moving film" --checkpoint runs/lra/text-pola-a3/20261118-120000-0
 
     Example: polaformer predict cat.jpg dog.png --checkpoint runs/digits/pola-vit-tiny/20261116-120000-0 --top 3
     """
@@ -30,7 +32,7 @@ class Predict(DynamicCommand):
     inputs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="INPUT", help_behavior_hint=REQUIRED)]] = (
         field(default=(), metadata=POSITIONAL)
     )
-    """Input files, such as images."""
+    """Files, such as images; for a model of text or expressions also the documents themselves."""
     checkpoint: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint=REQUIRED)] = None
     """A run, one of its checkpoints, or a weights file."""
     json: bool = False

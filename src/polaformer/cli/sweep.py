@@ -24,6 +24,33 @@ from polaformer.training.run import Run
 from polaformer.training.settings import available_cores
 
 
+def check_jobs(jobs: int, threads: int | None) -> None:
+    """Raises UsageError unless that many runs can be trained at a time."""
+    if jobs < 1:
+        raise UsageError(f"--jobs is {jobs}; give an integer ≥ 1")
+    if threads is not None and threads < 1:
+        raise UsageError(f"--threads is {threads}; give an integer ≥ 1")
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise UsageError("a sweep starts its own processes; run it without torchrun, in a single SLURM task")
+
+
+def threads_per_run(jobs: int, threads: int | None) -> int:
+    """The given number of threads, or cores divided by jobs."""
+    return max(1, available_cores() // jobs) if threads is None else threads
+
+
+def train_unfinished(states: Mapping[SweepRun, RunState], jobs: int, threads: int) -> dict[SweepRun, str]:
+    """Trains the runs that are not finished, showing progress; returns those that failed with the reasons."""
+    require("train", "accelerate", "tensorboard", "matplotlib")
+    unfinished = [run for run, state in states.items() if state.kind != "finished"]
+    for line in dict.fromkeys(line for run in unfinished for line in run.recipe.before_training()):
+        print_line(line, stderr=True)
+    if not unfinished:
+        return {}
+    with SweepView(states, jobs) as view:
+        return train_runs(_first_seeds_first(unfinished), jobs, threads, view)
+
+
 @dataclass(frozen=True)
 class Sweep:
     """Train every cell of a sweep with every seed, and tabulate the mean and standard deviation.
@@ -70,19 +97,14 @@ class Sweep:
 
     @property
     def _threads(self) -> int:
-        return max(1, available_cores() // self.jobs) if self.threads is None else self.threads
+        return threads_per_run(self.jobs, self.threads)
 
     def _check(self) -> None:
         if not self.files:
             raise UsageError("no file given; name a file that describes a sweep, as in: polaformer sweep digits.toml")
-        if self.jobs < 1:
-            raise UsageError(f"--jobs is {self.jobs}; give an integer ≥ 1")
-        if self.threads is not None and self.threads < 1:
-            raise UsageError(f"--threads is {self.threads}; give an integer ≥ 1")
         if self.dry_run and self.collect:
             raise UsageError("--dry-run and --collect are both given; give only one")
-        if os.environ.get("WORLD_SIZE", "1") != "1":
-            raise UsageError("a sweep starts its own processes; run it without torchrun, in a single SLURM task")
+        check_jobs(self.jobs, self.threads)
 
     def _find(self, name: str) -> Recipe:
         """The recipe of that name, with no more data workers than there are cores per run."""
@@ -90,16 +112,9 @@ class Sweep:
         return replace(recipe, num_workers=min(recipe.num_workers, max(1, available_cores() // self.jobs)))
 
     def _train(self, states: dict[SweepRun, RunState]) -> int:
-        require("train", "accelerate", "tensorboard", "matplotlib")
-        unfinished = [run for run, state in states.items() if state.kind != "finished"]
-        for line in dict.fromkeys(line for run in unfinished for line in run.recipe.before_training()):
-            print_line(line, stderr=True)
         prepare_folder(self._folder, "--out")
         with Run(self._folder).lock():
-            failures = {}
-            if unfinished:
-                with SweepView(states, self.jobs) as view:
-                    failures = train_runs(_first_seeds_first(unfinished), self.jobs, self._threads, view)
+            failures = train_unfinished(states, self.jobs, self._threads)
             results = SweepResults({run: read_state(run) for run in states}, failures)
             self._write(results)
         self._print(results)

@@ -1,7 +1,7 @@
 """`polaformer train`: train a recipe, with any of its settings changed, on its data or yours."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +22,8 @@ from polaformer.training.timeline import Timeline
 
 if TYPE_CHECKING:
     from polaformer.tasks.job import TaskJob
+
+MAX_LISTED = 50  # recipes of one folder in the help
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Train(DynamicCommand):
             some = ", ".join(list(recipes())[:3])
             raise UsageError(f"no recipe given; choose one of: {some}, …; polaformer train --help lists them all")
         if arguments[0] in ("-h", "--help"):
-            names = [f"Recipes: {', '.join(recipes())}", *(f"Unavailable: {problem}" for problem in problems())]
+            names = [f"Recipes: {_listed(recipes())}", *(f"Unavailable: {problem}" for problem in problems())]
             return print_help("polaformer train RECIPE", "\n\n    ".join([cls.__doc__ or "", *names]), cls())
         first = arguments[0]
         if first.startswith("-"):
@@ -105,6 +107,15 @@ class Train(DynamicCommand):
             table.add_row(label, f"{value:,}" if isinstance(value, int) else str(value))
         print_all(settings, table, "Nothing was trained; run the same command without --dry-run to train.")
         return 0
+
+
+def _listed(names: Iterable[str]) -> str:
+    """The names of recipes, separated by commas; of a folder with many, the first ones and their number."""
+    folders: dict[str, list[str]] = {}
+    for name in names:
+        folders.setdefault(name.partition("/")[0], []).append(name)
+    parts = (own if len(own) <= MAX_LISTED else [*own[:3], f"… ({len(own)} in {name}/)"] for name, own in folders.items())
+    return ", ".join(one for own in parts for one in own)
 
 
 def _find_recipe(name: str) -> Recipe:

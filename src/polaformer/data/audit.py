@@ -1,9 +1,12 @@
-"""Finds the problems of a dataset: reads every image and compares its bytes with those of all others."""
+"""Finds the problems of a dataset: reads every image and compares its bytes with those of all others.
+
+Other kinds of samples use the parts of it (`data/sources/lra/audit.py`).
+"""
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +28,14 @@ class ImageProblem(NamedTuple):
     text: str
 
 
+class SampleProblem(NamedTuple):
+    """One problem with one sample that is not an image."""
+
+    part: str
+    sample: str
+    text: str
+
+
 class Inspected(NamedTuple):
     """The result for one image: its size in pixels, or the problem; the digest of its bytes, if they can be read."""
 
@@ -35,11 +46,27 @@ class Inspected(NamedTuple):
 
 @dataclass
 class AuditReport:
-    """The result of an audit: statistics of each split, problems, and the digest of every image."""
+    """The result of an audit: statistics of each split, problems, and the digest of every sample."""
 
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    problems: list[ImageProblem] = field(default_factory=list)
+    problems: list[ImageProblem | SampleProblem] = field(default_factory=list)
     digests: dict[str, str] = field(default_factory=dict)
+
+
+class Duplicates:
+    """Finds samples that are in two splits or have two labels. noun: what is the same, as in "same image as …"."""
+
+    def __init__(self, noun: str, classes: tuple[str, ...]) -> None:
+        self.noun, self.classes = noun, classes
+        self.owners: dict[str, tuple[str, str, int]] = {}  # digest → split, name and label of the first sample that has it
+
+    def problem(self, digest: str, split: str, name: str, label: int) -> str | None:
+        """The problem with the next sample, if its content was there before; a copy in its split does no harm."""
+        other_split, other, other_label = self.owners.setdefault(digest, (split, name, label))
+        if other_label != label:
+            was, now = self.classes[other_label], self.classes[label]
+            return f"same {self.noun} as {other_split}, {other}, but labelled {now!r}, not {was!r}"
+        return f"same {self.noun} as {other_split}, {other}: it is in both splits" if other_split != split else None
 
 
 def audit(
@@ -51,14 +78,14 @@ def audit(
 ) -> AuditReport:
     """Read every image of all splits. known: expected digests by "split/name"; advance: called once per image."""
     report = AuditReport()
-    owners: dict[str, tuple[str, str, int]] = {}  # digest → split, image, label
+    duplicates = Duplicates("image", data.classes)
     for name, source in data.splits.items():
         inspected = _inspect_all(source, num_workers, advance)
         report.parts[name] = _statistics(source, inspected)
         for index, one in enumerate(inspected):
-            _record(report, owners, name, source, index, one)
+            _record(report, duplicates, name, source, index, one)
     if known is not None:
-        report.problems += _changes(known, report.digests)
+        report.problems += [ImageProblem(*one) for one in changes(known, report.digests)]
     return report
 
 
@@ -97,45 +124,39 @@ def _inspect(source: Source, index: int) -> Inspected:
         return Inspected(None, str(error), digest)
 
 
-def _record(
-    report: AuditReport, owners: dict[str, tuple[str, str, int]], split: str, source: Source, index: int, inspected: Inspected
-) -> None:
-    """Add the digest and the problems of one image to the report. owners: the first image of each digest."""
+def _record(report: AuditReport, duplicates: Duplicates, split: str, source: Source, index: int, inspected: Inspected) -> None:
+    """Add the digest and the problems of one image to the report."""
     image, label, digest = source.name(index), source.labels[index], inspected.digest
     if digest is not None:
         report.digests[f"{split}/{image}"] = digest
     if inspected.problem is not None or digest is None:
         report.problems.append(ImageProblem(split, image, inspected.problem or "it cannot be read"))
         return
-    other_split, other, other_label = owners.setdefault(digest, (split, image, label))
-    if other_label != label:
-        was, now = source.classes[other_label], source.classes[label]
-        text = f"same image as {other_split}, {other}, but labelled {now!r}, not {was!r}"
-        report.problems.append(ImageProblem(split, image, text))
-    elif other_split != split:
-        report.problems.append(ImageProblem(split, image, f"same image as {other_split}, {other}: it is in both splits"))
+    problem = duplicates.problem(digest, split, image, label)
+    if problem is not None:
+        report.problems.append(ImageProblem(split, image, problem))
 
 
 def _statistics(source: Source, inspected: list[Inspected]) -> dict[str, Any]:
-    images = Counter(dict.fromkeys(range(len(source.classes)), 0))
-    images.update(source.labels)
     sizes = [one.size for one in inspected if one.size is not None]
     widths, heights = [size[0] for size in sizes], [size[1] for size in sizes]
     span = f"{min(widths)}×{min(heights)} to {max(widths)}×{max(heights)}" if sizes else "none readable"
-    by_size = images.most_common()
-    smallest, largest = by_size[-1], by_size[0]
-    return {
-        "images": len(source),
-        "classes": len(source.classes),
-        "smallest_class": f"{source.classes[smallest[0]]}: {smallest[1]}",
-        "largest_class": f"{source.classes[largest[0]]}: {largest[1]}",
-        "sizes": span,
-    }
+    return {"images": len(source), **class_sizes(source.labels, source.classes), "sizes": span}
 
 
-def _changes(known: Mapping[str, str], found: Mapping[str, str]) -> list[ImageProblem]:
+def class_sizes(labels: Iterable[int], classes: tuple[str, ...]) -> dict[str, Any]:
+    """The number of classes, and the smallest and the largest of them."""
+    samples = Counter(dict.fromkeys(range(len(classes)), 0))
+    samples.update(labels)
+    by_size = samples.most_common()
+    smallest, largest = (f"{classes[label]}: {number}" for label, number in (by_size[-1], by_size[0]))
+    return {"classes": len(classes), "smallest_class": smallest, "largest_class": largest}
+
+
+def changes(known: Mapping[str, str], found: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """What differs between the digests in a manifest and those of the data: split, name and text."""
     problems = [(name, "it is in the manifest but not in the data") for name in known.keys() - found.keys()]
     problems += [(name, "it is in the data but not in the manifest") for name in found.keys() - known.keys()]
     changed = (name for name in known.keys() & found.keys() if known[name] != found[name])
     problems += [(name, f"it has changed: sha256 should be {known[name]} but is {found[name]}") for name in changed]
-    return [ImageProblem(name.split("/", 1)[0], name.split("/", 1)[-1], text) for name, text in sorted(problems)]
+    return [(name.split("/", 1)[0], name.split("/", 1)[-1], text) for name, text in sorted(problems)]

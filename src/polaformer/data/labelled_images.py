@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polaformer.data.batch import Batch
 from polaformer.data.sources.source import Source
@@ -21,6 +21,10 @@ class LabelledImages(Batch):
 
     images: Tensor
     labels: Tensor
+
+    def logits(self, model: nn.Module) -> Tensor:
+        """The outputs of a model for the images, (B, K)."""
+        return model(self.images)
 
 
 class LabelledImage(NamedTuple):

@@ -27,6 +27,8 @@ class Order:
     groups: one number per sample, such as its aspect ratio or length bucket. The samples of each group, in the order of the
         permutation, are cut into chunks of `group_size` (None: batch_size); the chunks, in the order in which they become full,
         are joined into batches. Incomplete chunks are dropped too.
+    lengths: one number per sample. The samples of an update are sorted by it before they are cut into micro-batches, so that
+        each of these needs little padding.
     """
 
     num_samples: int
@@ -34,8 +36,14 @@ class Order:
     seed: int
     groups: Sequence[int] | None = field(default=None, hash=False)  # equal orders still have equal hashes, computed faster
     group_size: int | None = None
+    lengths: Sequence[int] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
+        if self.lengths is not None:
+            object.__setattr__(self, "lengths", tuple(map(int, self.lengths)))
+            if len(self.lengths) != self.num_samples:
+                numbers = f"{len(self.lengths)} lengths for {self.num_samples} samples"
+                raise ValueError(f"Order: there are {numbers}; give one per sample")
         if self.groups is None:
             if self.group_size is not None:
                 raise ValueError(f"Order: group_size is {self.group_size}, but there are no groups; give groups, or None")
@@ -64,8 +72,10 @@ class Order:
         """The samples of update `step`, counted from the start of training."""
         epoch, index = divmod(step, self.steps_per_epoch)
         indices = _indices(self, epoch)
-        start = index * self.batch_size
-        return [Key(epoch, one) for one in indices[start : start + self.batch_size]]
+        chosen = indices[index * self.batch_size : (index + 1) * self.batch_size]
+        if self.lengths is not None:
+            chosen = sorted(chosen, key=self.lengths.__getitem__)
+        return [Key(epoch, one) for one in chosen]
 
     def micro_batches(self, first_step: int, *, rank: int = 0, world: int = 1, accumulation: int = 1) -> Iterator[list[Key]]:
         """The micro-batches of process `rank` of `world`, update after update from `first_step` on, without end."""

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-import torch
 
 
 def derive(*parts: str | int) -> int:
@@ -20,6 +19,8 @@ def derive(*parts: str | int) -> int:
 
 def reseed(seed: int) -> None:
     """Seed the global generators of Python, NumPy and PyTorch (all devices), which models and mixup draw from."""
+    import torch  # slow to load, and the generators of data, which only derive seeds, start processes
+
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
@@ -28,6 +29,8 @@ def reseed(seed: int) -> None:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed the global generators of Python, NumPy and PyTorch (CPU) inside the context, and restore them afterwards."""
+    import torch
+
     before = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
     random.seed(seed)
     np.random.seed(seed % 2**32)

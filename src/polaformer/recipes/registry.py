@@ -4,11 +4,12 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 
 from polaformer.errors import SettingsError, nearest
-from polaformer.recipes import cifar10, digits, imagenet, photos
+from polaformer.recipes import cifar10, digits, imagenet, lra, photos
 from polaformer.tasks.recipe import Recipe
 from polaformer.tasks.registry import tasks
 
-OURS: dict[str, Recipe] = {recipe.name: recipe for module in (digits, cifar10, photos, imagenet) for recipe in module.RECIPES}
+_MODULES = (digits, cifar10, photos, imagenet, lra)
+OURS: dict[str, Recipe] = {recipe.name: recipe for module in _MODULES for recipe in module.RECIPES}
 
 
 @cache

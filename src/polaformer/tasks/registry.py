@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from polaformer.errors import DataError, SettingsError, nearest
 from polaformer.tasks.classification.task import CLASSIFICATION
 from polaformer.tasks.recipe import COMMAND_OPTIONS, Recipe, option_names
+from polaformer.tasks.sequence.task import SEQUENCE
 from polaformer.tasks.task import Task
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "polaformer.tasks"
-OURS: tuple[Task, ...] = (CLASSIFICATION,)
+OURS: tuple[Task, ...] = (CLASSIFICATION, SEQUENCE)
 DEFAULT = CLASSIFICATION.name  # for weights files and runs that do not name a task
 
 

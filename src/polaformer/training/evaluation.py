@@ -9,12 +9,14 @@ from accelerate.utils import gather_object
 from torch import nn
 
 from polaformer.data.batch import Batch
+from polaformer.data.randomness import derive, reseed
 from polaformer.training.job import Objective
 
 
 @torch.no_grad()
 def count(model: nn.Module, objective: Objective, batches: Iterable[Batch], accelerator: Accelerator) -> Any:
     """The counts of a model, already on its device, on the batches of all processes; a process may have no batches."""
+    reseed(derive("evaluation", accelerator.process_index))  # some mechanisms draw random numbers here too
     model, counts = model.eval(), objective.new_counts()
     with accelerator.autocast():
         for batch in batches:

@@ -156,7 +156,8 @@ class Training:
     def _keep_best(self, value: float) -> None:
         if self.settings.ship == "best" and self.terms.metric.is_better(value, self.progress.best):
             self.progress.best, self.progress.best_step = value, self.progress.step
-            self.engine.keep_best()
+            if self.progress.step >= self.settings.best_from * self.total:
+                self.engine.keep_best()
 
     def _final_counts(self, last: Any) -> dict[str, Any]:
         """The counts of every split for the weights that are shipped; `last` are those of the last evaluation.

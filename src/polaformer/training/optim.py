@@ -18,8 +18,16 @@ def create_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimi
     """timm's optimiser for the parameters that require gradients; raises SettingsError."""
     check_settings(settings)
     return create_optimizer_v2(
-        parameter_groups(model, settings), opt=settings.optimizer, lr=settings.scaled(settings.lr), weight_decay=0.0
+        parameter_groups(model, settings),
+        opt=settings.optimizer,
+        lr=settings.scaled(settings.lr),
+        weight_decay=0.0,
+        **_epsilon(settings.optimizer_eps),
     )
+
+
+def _epsilon(eps: float | None) -> dict[str, float]:
+    return {} if eps is None else {"eps": eps}
 
 
 def parameter_groups(model: nn.Module, settings: Settings) -> list[dict[str, Any]]:
@@ -72,19 +80,19 @@ def _unmatched_patterns(model: nn.Module, patterns: tuple[str, ...]) -> list[str
 
 def check_settings(settings: Settings) -> None:
     """Raises SettingsError unless the optimiser can be used here with these settings."""
-    check_optimizer(settings.optimizer, cycles_momentum=settings.momentum_cycle is not None)
+    check_optimizer(settings.optimizer, settings.optimizer_eps, cycles_momentum=settings.momentum_cycle is not None)
 
 
-def check_optimizer(name: str, *, cycles_momentum: bool = False) -> None:
+def check_optimizer(name: str, eps: float | None = None, *, cycles_momentum: bool = False) -> None:
     """Raises SettingsError unless timm has an optimiser of that name that works here and whose state can be saved.
 
-    cycles_momentum: whether it must also have a momentum or betas.
+    eps: its epsilon, if it must have one. cycles_momentum: whether it must also have a momentum or betas.
     """
     if name not in list_optimizers():
         raise SettingsError(f"optimizer is {name!r}; {nearest(name, list_optimizers())}timm.optim.list_optimizers() lists them")
     trial = nn.Linear(2, 2)
     try:
-        optimizer = create_optimizer_v2(trial, opt=name, lr=1e-3, weight_decay=0.01)
+        optimizer = create_optimizer_v2(trial, opt=name, lr=1e-3, weight_decay=0.01, **_epsilon(eps))
         trial(torch.ones(1, 2)).sum().backward()
         optimizer.step()
         restore_optimizer_state(optimizer, trial, *optimizer_state(optimizer, trial))

@@ -1,19 +1,17 @@
 """A run directory: config.json, journal.jsonl, metrics.csv, tensorboard/, checkpoints/, at the end model.safetensors."""
 
-import fcntl
 import json
 import os
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from polaformer.errors import DataError, SettingsError
-from polaformer.regular_files import open_to_write, read_regular, reason, write_atomically, writing
+from polaformer.regular_files import locked, read_regular, reason, write_atomically, writing
 from polaformer.training import checkpoint
 
-CONFIG, MODEL, CHECKPOINTS, LOCK = "config.json", "model.safetensors", "checkpoints", ".lock"
+CONFIG, MODEL, CHECKPOINTS = "config.json", "model.safetensors", "checkpoints"
 VERSION = 1
 
 
@@ -61,21 +59,8 @@ class Run:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Lock the run for this process; however the process ends, the operating system releases the lock."""
-        with writing(self.folder / LOCK):
-            handle = open_to_write(self.folder / LOCK)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(handle)
-            raise SettingsError(f"{self.folder} is being trained by another process; wait for it, or stop it") from error
-        except OSError as error:
-            warnings.warn(
-                f"{self.folder} cannot be locked ({error.strerror}); make sure that only one process trains it", stacklevel=2
-            )
-        try:
+        with locked(self.folder, "trained"):
             yield
-        finally:
-            os.close(handle)
 
 
 def weights_file(path: Path) -> Path:

@@ -46,6 +46,8 @@ class Settings:
     """Gradient accumulation: parts into which each process splits its share of an update."""
     optimizer: str = "adamw"
     """Name of one of timm's optimisers."""
+    optimizer_eps: float | None = None
+    """Epsilon of the optimiser, for those that have one; None: its default."""
     schedule: str = "cosine"
     """Learning rate schedule: cosine, one-cycle, polynomial, multi-step or constant."""
     lr: float = 5e-4
@@ -104,6 +106,8 @@ class Settings:
     """Number of checkpoints to keep."""
     ship: str = "last"
     """Weights to test and ship at the end: last, or best (those of the best evaluation)."""
+    best_from: float = 0.0
+    """Share of the updates before which no best weights are kept, although an evaluation there can be the best."""
     log_every: int = 50
     """Updates between lines of the journal; there is also one at the end of each epoch."""
     log_every_epochs: int | None = None
@@ -144,6 +148,10 @@ class Settings:
                 found.append(f"{name} is {value}; give a number {least} and ≤ {MAX_RATE:g}")
         if not found and max(self.warmup_lr, self.min_lr) > self.lr:
             found.append(f"lr is {self.lr:g}; it must not be below warmup_lr, {self.warmup_lr:g}, or min_lr, {self.min_lr:g}")
+        if self.optimizer_eps is not None and not 0 < self.optimizer_eps <= 1:
+            found.append(f"optimizer_eps is {self.optimizer_eps}; give a number in (0, 1], or None")
+        if not 0 <= self.best_from < 1:
+            found.append(f"best_from is {self.best_from}; give a number in [0, 1)")
         if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
             found.append(f"layer_decay is {self.layer_decay}; give a number in (0, 1], or None")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:

@@ -212,7 +212,8 @@ class AttentionLayer(nn.Module):
         if is_plain_depthwise(self.conv):
             return gated_convolution(out, cells, self.conv.weight, self.conv.bias, gate, grid)
         assert self.conv is not None
-        out = out + F.pad(convolve_tokens(self.conv, cells, grid, self.num_heads), (0, 0, self.num_prefix_tokens, 0))
+        heads = 1 if isinstance(self.conv, nn.Conv2d) and self.conv.in_channels == self.dim else self.num_heads
+        out = out + F.pad(convolve_tokens(self.conv, cells, grid, heads), (0, 0, self.num_prefix_tokens, 0))
         return out if gate is None else out * gate
 
     def _split(self, x: Tensor) -> Tensor:
@@ -294,8 +295,9 @@ class PolaAttention(AttentionLayer):
     """The paper's attention layer: polarity-aware linear attention, gate and convolution, on a grid or a sequence.
 
     Its own arguments: alpha (1 < p < 1 + alpha), polarity ("both", "same", "positive", "subtract"), learn_scale (divides q
-    and k by softplus(scale)), eps (0: the paper; 1e-6: the authors' code), backend. The others are those of AttentionLayer,
-    with the authors' choices as defaults. `load_state_dict` also accepts the authors' parameter names.
+    and k by softplus(scale)), shared_power (the same p for all heads), eps (0: the paper; 1e-6: the authors' code), backend.
+    The others are those of AttentionLayer, with the authors' choices as defaults. `load_state_dict` also accepts the authors'
+    parameter names.
     """
 
     core: PolaCore
@@ -315,6 +317,7 @@ class PolaAttention(AttentionLayer):
         reduction: int = 1,
         qkv_bias: bool = True,
         learn_scale: bool = True,
+        shared_power: bool = False,
         num_prefix_tokens: int = 0,
         proj_drop: float = 0.0,
         eps: float = 0.0,
@@ -327,6 +330,7 @@ class PolaAttention(AttentionLayer):
             alpha=alpha,
             polarity=polarity,
             learn_scale=learn_scale,
+            shared_power=shared_power,
             eps=eps,
             backend=backend,
         )

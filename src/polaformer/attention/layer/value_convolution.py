@@ -1,7 +1,7 @@
 """The convolution branch: it adds rank to a low-rank attention map (section 4.1 and the ablation table of the paper).
 
-All heads share the same filters. A sequence is a grid of one row, on which only the middle row of a k×k filter acts; a kernel
-of (1, k) is for sequences only and omits the rows that they never use.
+All heads share the same filters, except with "channelwise", which has one per channel. A sequence is a grid of one row, on
+which only the middle row of a k×k filter acts; a kernel of (1, k) is for sequences only and omits the rows that they never use.
 
 # B batch, N tokens, C = num_heads · D channels
 """
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from polaformer.ops.grid import Grid, Sizes
 from polaformer.ops.precision import computing_dtype, without_autocast
 
-CONVOLUTIONS = ("depthwise", "deformable", "sequence", None)
+CONVOLUTIONS = ("depthwise", "channelwise", "deformable", "sequence", None)
 
 
 def create_convolution(kind: str | None, num_heads: int, head_dim: int, kernel_size: tuple[int, int]) -> nn.Module | None:
@@ -24,9 +24,9 @@ def create_convolution(kind: str | None, num_heads: int, head_dim: int, kernel_s
         return None
     if kind == "sequence":
         return SequenceConvolution(num_heads, max(kernel_size))
-    if kind == "depthwise":
-        padding = (kernel_size[0] // 2, kernel_size[1] // 2)
-        return nn.Conv2d(head_dim, head_dim, kernel_size, padding=padding, groups=head_dim)
+    if kind in ("depthwise", "channelwise"):
+        padding, channels = (kernel_size[0] // 2, kernel_size[1] // 2), head_dim * (num_heads if kind == "channelwise" else 1)
+        return nn.Conv2d(channels, channels, kernel_size, padding=padding, groups=channels)
     return DeformableConvolution(head_dim, kernel_size)
 
 
@@ -87,7 +87,7 @@ def _deform(image: Tensor, offsets: Tensor, deform: nn.Module) -> Tensor:
 
 
 def convolve_tokens(convolution: nn.Module, values: Tensor, grid: Grid, num_heads: int) -> Tensor:
-    """The convolution of values (B, H·W, C) on their grid, each head separately, (B, H·W, C)."""
+    """The convolution of values (B, H·W, C) on their grid, each of `num_heads` groups of channels separately, (B, H·W, C)."""
     batch = values.shape[0]
     images = values.unflatten(1, grid).unflatten(-1, (num_heads, -1)).permute(0, 3, 4, 1, 2)  # (B, heads, D, H, W)
     images = convolution(images.flatten(0, 1)).unflatten(0, (batch, num_heads))

@@ -41,7 +41,7 @@ GATHERED = 4
 class InformerCore(WideCore):
     """ProbSparse attention; factor times the logarithm of the length is the number of selected queries and of drawn keys."""
 
-    name, facts = "informer", Facts("n log n", approximates="softmax", stochastic=True, mixes_queries=True)
+    name, facts = "informer", Facts("n log n", approximates="softmax", stochastic=True, mixes_queries=True, trims=False)
 
     def __init__(self, num_heads: int, head_dim: int, *, factor: int | None = None, as_published: bool = False) -> None:
         super().__init__(num_heads, head_dim)

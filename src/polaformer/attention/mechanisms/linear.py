@@ -32,7 +32,7 @@ class LinearCore(FeatureCore):
         check_flag(self.where, "as_published", as_published)
         self.as_published = as_published
         if as_published:
-            self.facts = replace(self.facts, reads_masked=True)
+            self.facts = replace(self.facts, reads_masked=True, trims=False)
 
     def features(self, q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """φ(q) and φ(k)."""

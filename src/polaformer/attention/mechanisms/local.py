@@ -38,7 +38,7 @@ class LocalCore(WideCore):
         check_flag(self.where, "as_published", as_published)
         self.block, self.as_published = block, as_published
         if as_published:
-            self.facts = replace(self.facts, reads_masked=True)
+            self.facts = replace(self.facts, reads_masked=True, trims=False)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Outputs, (B, H, N, D)."""

@@ -20,6 +20,7 @@ m that m does not divide is refused.
 # B batch, H heads, N queries, M keys, D head width, m landmarks
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -43,6 +44,8 @@ class NystromCore(WideCore):
         check_integer(self.where, "iterations", iterations)
         check_flag(self.where, "as_published", as_published)
         self.num_landmarks, self.iterations, self.as_published = num_landmarks, iterations, as_published
+        if as_published:
+            self.facts = replace(self.facts, trims=False)
 
     def check_call(self, q: Tensor, k: Tensor, bias: Tensor | None, cross: bool) -> None:
         """Raise ValueError for arguments that the mechanism does not support."""

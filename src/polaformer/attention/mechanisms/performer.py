@@ -20,6 +20,8 @@ without projection or mask, and ListOps has 2 random features. No option reprodu
 # B batch, H heads, N queries, M keys, D head width, F features
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -40,6 +42,8 @@ class PerformerCore(FeatureCore):
         check_integer(self.where, "num_features", num_features)
         check_flag(self.where, "as_published", as_published)
         self.num_features, self.as_published = num_features, as_published
+        if as_published:
+            self.facts = replace(self.facts, trims=False)
         projection = draw_projection(num_features, head_dim).to(torch.get_default_dtype())
         self.register_buffer("projection", projection)
 

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polaformer.arguments import check_flag
 from polaformer.attention.core import (
     Bias,
     Facts,
@@ -46,6 +47,7 @@ class PolaCore(nn.Module):
     polarity: "both" (the paper), "same" (same-sign stream over all of v), "positive" (ReLU features only: classical),
         "subtract" (Eq. 5: the difference of the two streams over all of v; unbounded, for study).
     learn_scale: False omits the division by softplus(scale), as the paper's formulas do.
+    shared_power: one exponent per channel for all heads, as the paper's formulas have it, instead of one per head and channel.
     """
 
     facts = Facts(
@@ -63,18 +65,19 @@ class PolaCore(nn.Module):
         alpha: float = 4.0,
         polarity: str = "both",
         learn_scale: bool = True,
+        shared_power: bool = False,
         eps: float = 0.0,
         backend: str = "auto",
     ) -> None:
         super().__init__()
         _check(num_heads, head_dim, alpha, polarity, eps, backend)
-        if not isinstance(learn_scale, bool):
-            raise TypeError(f"PolaCore: learn_scale is {learn_scale!r}; give True or False")
+        check_flag("PolaCore", "learn_scale", learn_scale)
+        check_flag("PolaCore", "shared_power", shared_power)
         self.num_heads, self.head_dim = num_heads, head_dim
         self.alpha, self.polarity, self.eps, self.backend = alpha, polarity, eps, backend
         if polarity != "both":
             self.facts = replace(self.facts, num_maps=1, distributions=polarity != "subtract")
-        self.power = nn.Parameter(torch.zeros(num_heads, head_dim))
+        self.power = nn.Parameter(torch.zeros(1 if shared_power else num_heads, head_dim))
         self.scale = nn.Parameter(torch.zeros(num_heads, head_dim)) if learn_scale else None
 
     def forward(
@@ -118,7 +121,8 @@ class PolaCore(nn.Module):
 
     def exponent(self) -> Tensor:
         """p of Eq. 9, (H, D), between 1 and 1 + α; at least float32, so that bf16 does not round it."""
-        return 1 + self.alpha * torch.sigmoid(self.power.to(computing_dtype(self.power)))
+        exponent = 1 + self.alpha * torch.sigmoid(self.power.to(computing_dtype(self.power)))
+        return exponent.expand(self.num_heads, -1)
 
     def divisor(self) -> Tensor | None:
         """What q and k are divided by, (H, D), at least float32; None without a scale.

@@ -42,7 +42,8 @@ ITSELF = -1e5  # the score of a token with itself
 class ReformerCore(WideCore):
     """LSH attention with shared queries and keys: `num_hashes` rounds, chunks of `chunk` tokens."""
 
-    name, facts = "reformer", Facts("n log n", approximates="softmax", stochastic=True, cross=False, mixes_queries=True)
+    name = "reformer"
+    facts = Facts("n log n", approximates="softmax", stochastic=True, cross=False, mixes_queries=True, trims=False)
 
     def __init__(
         self, num_heads: int, head_dim: int, *, chunk: int = 64, num_hashes: int = 2, num_buckets: int | None = None

@@ -17,6 +17,8 @@ as_published=True undoes both: of n unmasked tokens, number ⌊u n⌋ is the tok
 # B batch, H heads, N queries, M keys, D head width, m landmarks
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -49,6 +51,8 @@ class SkyformerCore(WideCore):
         check_number(self.where, "gamma", gamma, above=True)
         check_flag(self.where, "as_published", as_published)
         self.num_landmarks, self.gamma, self.iterations, self.as_published = num_landmarks, gamma, iterations, as_published
+        if as_published:
+            self.facts = replace(self.facts, trims=False)
 
     def attend_mixed(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, queries: Tensor | None) -> Tensor:
         """Outputs, (B, H, N, D)."""

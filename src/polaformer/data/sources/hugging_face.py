@@ -7,15 +7,13 @@ from typing import Any
 from PIL.Image import Image
 
 from polaformer.data.images import EXTENSIONS, decode, read_file
+from polaformer.data.sources import parquet
 from polaformer.data.sources.arrow import is_plain_stream
-from polaformer.data.sources.parquet import unpacked_size
 from polaformer.errors import DataError, ImageError
 from polaformer.extras import require
 from polaformer.regular_files import MAX_BYTES, too_large_reason
 
 PARQUET, PACKED = (".parquet", ".geoparquet", ".gpq"), (".zip", ".tar", ".h5", ".hdf5", ".lance", ".vortex")
-# Limit of a file's size in memory: this many bytes, or this many times its size on disk, whichever is larger.
-MAX_UNPACKED, HIGHEST_RATIO = 2**28, 20
 
 
 class HuggingFace:
@@ -112,17 +110,11 @@ def _problem(path: Path) -> str | None:
     extension = path.suffix.lower()
     if extension in EXTENSIONS:
         return None  # read one at a time, by `content`
+    if extension in PARQUET:
+        return parquet.problem(path, "store its images as files")
     status = path.stat()
     on_disk = min(status.st_size, getattr(status, "st_blocks", status.st_size) * 512)
-    if extension in PARQUET:
-        most = max(MAX_UNPACKED, HIGHEST_RATIO * on_disk)
-        try:
-            unpacked = unpacked_size(path, most)
-        except Exception as error:
-            return f"is not a complete Parquet file ({_line(error)}); fetch it again"
-        if unpacked > most:
-            return f"would take {unpacked:,} bytes in memory, more than the {most:,} allowed; store its images as files"
-    elif status.st_size > max(MAX_BYTES, on_disk):
+    if status.st_size > max(MAX_BYTES, on_disk):
         return f"cannot be read: {too_large_reason(status.st_size, max(MAX_BYTES, on_disk))}; remove it from the dataset"
     elif extension == ".arrow":
         return _arrow_problem(path)

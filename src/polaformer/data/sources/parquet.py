@@ -7,9 +7,24 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from polaformer.regular_files import unpacked_limit
+
 WIDEST_NUMBER = 16  # bytes: a number, or the offset of a string, and the validity bit
 # Encodings that store a string as an index into a dictionary, or as a suffix of the string before it.
 DICTIONARY, INCREMENTAL = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}, {"DELTA_BYTE_ARRAY"}
+
+
+def problem(path: Path, advice: str) -> str | None:
+    """Why a file must not be unpacked, to follow its name in a message, or None. advice: what to do if it is too large."""
+    most = unpacked_limit(path.stat())
+    try:
+        unpacked = unpacked_size(path, most)
+    except Exception as error:
+        # A damaged file can raise nearly anything inside pyarrow; it all means the same.
+        what = " ".join(str(error).split()) or type(error).__name__
+        return f"is not a complete Parquet file ({what}); fetch it again"
+    too_large = f"would take {unpacked:,} bytes in memory, more than the {most:,} allowed; {advice}"
+    return too_large if unpacked > most else None
 
 
 def unpacked_size(path: Path, most: int) -> int:

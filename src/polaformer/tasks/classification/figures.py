@@ -11,7 +11,7 @@ from torch import Tensor
 from polaformer.data.sources.source import Source
 from polaformer.data.transforms import Preprocessing
 from polaformer.errors import ImageError
-from polaformer.tasks.classification.objective import ClassificationCounts
+from polaformer.tasks.accuracy import ClassificationCounts
 from polaformer.tasks.classification.predictor import Classifier
 from polaformer.tasks.figures import AttentionInputs, Confusion, Figure, PredictedImage, Predictions, Text
 

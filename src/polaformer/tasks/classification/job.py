@@ -1,7 +1,7 @@
 """A classification recipe with its data, model and objective, ready for the training loop."""
 
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +14,31 @@ from polaformer.backbones.backbone import Backbone
 from polaformer.backbones.loading import load_weights, model_metadata
 from polaformer.backbones.recognition import num_classes_of
 from polaformer.data.labelled_images import ImageReader, LabelledImages
-from polaformer.data.order import EvaluationOrder, Order
+from polaformer.data.order import Order
 from polaformer.data.randomness import derive, reseed
-from polaformer.data.samples import Samples, batches
 from polaformer.data.sources.opening import DIGITS, open_data
-from polaformer.data.sources.source import DataSplits, digest_of_names
+from polaformer.data.sources.source import DataSplits, Source, digest_of_names
 from polaformer.data.transforms import Preprocessing, Transform, training_transform
 from polaformer.errors import SettingsError, raise_all
+from polaformer.tasks.accuracy import ClassificationCounts
 from polaformer.tasks.classification import figures
-from polaformer.tasks.classification.objective import ClassificationCounts, CrossEntropy
+from polaformer.tasks.classification.objective import CrossEntropy
 from polaformer.tasks.classification.predictor import Classifier, classifier_metadata
 from polaformer.tasks.classification.recipe import ClassificationRecipe
 from polaformer.tasks.figures import Figure
+from polaformer.tasks.map_style import MapStyleJob
 from polaformer.training.memory_estimate import estimate_memory
 from polaformer.training.optim import check_settings, check_trainable
 from polaformer.training.run import weights_file
 from polaformer.weights.files import read_metadata, read_state_dict
 
 
-class ClassificationJob:
+class ClassificationJob(MapStyleJob):
     """A classification recipe with its data opened and its model built; raises SettingsError or DataError."""
 
     batch_class = LabelledImages
+    recipe: ClassificationRecipe
+    parts: Mapping[str, Source]
 
     def __init__(self, recipe: ClassificationRecipe, *, data: DataSplits | None = None) -> None:
         self.recipe = recipe
@@ -44,59 +47,26 @@ class ClassificationJob:
         self.data = (
             open_data(DIGITS if recipe.data is None else recipe.data, val_share=recipe.val_share) if data is None else data
         )
-        self.order = Order(len(self.data.train), recipe.batch_size, recipe.seed)
-        self.steps_per_epoch = self.order.steps_per_epoch
-        if not self.steps_per_epoch:
-            raise SettingsError(
-                f"batch_size is {recipe.batch_size}, but there are only {len(self.data.train)} training images; make it smaller"
-            )
+        self.parts = self.data.splits
+        self.on_bad, self.max_bad_share = recipe.on_bad_image, recipe.max_bad_share
+        self.use_order(Order(len(self.data.train), recipe.batch_size, recipe.seed))
         self.preprocessing = _preprocessing(recipe)
         self.model = self._initialised_model()
         self.objective = CrossEntropy(len(self.data.classes), self._mixup(), recipe.smoothing)
 
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The validation split, evaluated while training, and the test split, evaluated at the end, if there is one."""
-        return tuple(name for name in self.data.splits if name != "train")
-
     def check_processes(self, world: int) -> None:
         """Raises SettingsError unless `world` processes can share the work."""
-        recipe, parts = self.recipe, world * self.recipe.accumulation
-        if recipe.batch_size % parts:
+        super().check_processes(world)
+        pieces = world * self.recipe.accumulation
+        if self.objective.mixup is not None and self.recipe.batch_size // pieces % 2:
             raise SettingsError(
-                f"batch_size is {recipe.batch_size}, which is not divisible by {world} processes times accumulation "
-                f"{recipe.accumulation}; give a multiple of {parts}"
-            )
-        if self.objective.mixup is not None and recipe.batch_size // parts % 2:
-            raise SettingsError(
-                f"mixup and cutmix need an even number of images per process; give a batch_size divisible by {2 * parts}"
+                f"mixup and cutmix need an even number of images per process; give a batch_size divisible by {2 * pieces}"
             )
 
-    def training_batches(self, first_step: int, rank: int, world: int) -> Generator[LabelledImages, None, None]:
-        """The parts of every update from `first_step` on, endlessly."""
-        recipe = self.recipe
-        reader = ImageReader(self.data.train, _augmentation(recipe), channels=self.preprocessing.channels)
-        samples = Samples(reader, seed=recipe.seed, on_bad=recipe.on_bad_image)
-        keys = self.order.micro_batches(first_step, rank=rank, world=world, accumulation=recipe.accumulation)
-        return batches(samples, keys, num_workers=recipe.num_workers, pin_memory=torch.cuda.is_available())
-
-    def evaluation_batches(self, split: str, rank: int, world: int) -> Generator[LabelledImages, None, None]:
-        """The images of a split that this process evaluates: its share, each image once."""
-        source = self.data.split(split)
-        reader = ImageReader(source, self.preprocessing.transform(), channels=self.preprocessing.channels)
-        samples = Samples(reader, seed=self.recipe.seed, on_bad=self.recipe.on_bad_image, replace=False)
-        share = EvaluationOrder(len(source), max(1, self.recipe.batch_size // (world * self.recipe.accumulation)), rank, world)
-        return batches(samples, share, num_workers=self.recipe.num_workers, pin_memory=torch.cuda.is_available())
-
-    def name(self, index: int) -> str:
-        """The name of a training image."""
-        return self.data.train.name(index)
-
-    def max_bad_samples(self) -> int | None:
-        """How many images per epoch may be skipped; None if the first bad image ends the run."""
-        if self.recipe.on_bad_image == "error":
-            return None
-        return max(1, int(self.recipe.max_bad_share * self.steps_per_epoch * self.recipe.batch_size))
+    def reader(self, split: str, *, training: bool) -> ImageReader:
+        """Reads the images of a split, augmented for training."""
+        transform = _augmentation(self.recipe) if training else self.preprocessing.transform()
+        return ImageReader(self.parts[split], transform, channels=self.preprocessing.channels)
 
     def metadata(self) -> dict[str, str]:
         """The metadata of weights files: how to build the model, class names, preprocessing."""

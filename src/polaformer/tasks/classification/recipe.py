@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from polaformer.extras import require
+from polaformer.tasks.attention_options import attention_option_problems, parse_attention_options
 from polaformer.tasks.recipe import Recipe
 from polaformer.training.metric import Metric, TaskTerms
 
@@ -102,15 +103,7 @@ class ClassificationRecipe(Recipe):
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 found.append(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(allowed)}")
-        return found + self._attention_option_problems() + self._range_problems() + self._size_problems()
-
-    def _attention_option_problems(self) -> list[str]:
-        pairs = self.attention_options or ()
-        wrong = [pair for pair in pairs if not pair.partition("=")[0].isidentifier() or not pair.partition("=")[2]]
-        names = [pair.partition("=")[0] for pair in pairs]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        found = [f"attention_options has {pair!r}; give NAME=VALUE, such as gate=linear" for pair in wrong]
-        return found + [f"attention_options gives {name} twice; give it once" for name in twice]
+        return found + attention_option_problems(self.attention_options) + self._range_problems() + self._size_problems()
 
     def _range_problems(self) -> list[str]:
         shares = ("max_bad_share", "hflip", "erase_prob", "mix_prob", "mix_switch_prob")
@@ -149,8 +142,7 @@ class ClassificationRecipe(Recipe):
         names = ("attention", "patch_size", "dims", "depths", "num_heads", "mlp_ratios", "reductions", "drop_path_rate")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.attention_options is not None:
-            pairs = (pair.partition("=") for pair in self.attention_options)
-            given["attention_options"] = {name: _plain_value(word) for name, _, word in pairs}
+            given["attention_options"] = parse_attention_options(self.attention_options)
         return given | {"img_size": self.img_size, "in_chans": len(self.mean)}
 
     def before_training(self) -> list[str]:
@@ -164,15 +156,3 @@ class ClassificationRecipe(Recipe):
         from polaformer.tasks.classification.job import ClassificationJob
 
         return ClassificationJob(self)
-
-
-def _plain_value(word: str) -> bool | int | float | str | None:
-    """The word as None, True, False or a number if it is one, otherwise as a string."""
-    if word.lower() in ("none", "true", "false"):
-        return {"none": None, "true": True, "false": False}[word.lower()]
-    for kind in (int, float):
-        try:
-            return kind(word)
-        except ValueError:
-            continue
-    return word

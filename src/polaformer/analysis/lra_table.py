@@ -1,0 +1,139 @@
+"""Runs of the Long Range Arena, collected for a table beside the paper's. Needs no PyTorch.
+
+Runs belong to one cell if they differ only in their seed and in settings that do not change what is learned.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from polaformer.errors import DataError
+from polaformer.recipes.lra import recipe_of
+from polaformer.tasks.recipe import as_values
+from polaformer.tasks.sequence.datasets import DatasetName
+from polaformer.tasks.sequence.published import ROWS, TASKS, printed_accuracy
+from polaformer.tasks.sequence.recipe import SequenceRecipe
+from polaformer.tasks.sequence.variants import VARIANTS
+from polaformer.tasks.stored_recipe import load_recipe
+from polaformer.tasks.sweep import SweepRun
+from polaformer.tasks.sweep_state import RunState, read_state
+from polaformer.training.run import CONFIG, Run
+
+# Settings that change no result beyond rounding and the draws of dropout, or that the table shows in another place.
+NEUTRAL = {"data", "seed", "num_workers", "accumulation", "trim", "steps", "attention", "attention_options", "dataset"}
+NEUTRAL |= {"save_every", "save_every_epochs", "keep", "log_every", "log_every_epochs"}
+NEUTRAL |= {"grad_checkpointing", "compile", "deterministic"}
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """A run in a directory, finished or not."""
+
+    folder: Path
+    recipe: SequenceRecipe
+    state: RunState
+    data: str  # a digest of the splits that it is evaluated on
+
+    @property
+    def row(self) -> str:
+        """The row of the table: the name of a variant, or the mechanism and its options."""
+        given = self.recipe.attention, self.recipe.attention_options or None
+        known = (name for name, one in VARIANTS.items() if tuple(one) == given)
+        return next(known, " ".join([given[0], *(given[1] or ())]))
+
+    @property
+    def setup(self) -> str:
+        """The settings that differ from those of the task's recipe and may change the result; "" if there are none."""
+        usual, own = as_values(recipe_of(self.recipe.dataset, "softmax")), as_values(self.recipe)
+        changed = {name: own[name] for name in own if name not in NEUTRAL and own[name] != usual[name]}
+        return ", ".join(f"{name} {value}" for name, value in changed.items())
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """The finished runs of one mechanism on one task, with the same steps and setup.
+
+    accuracies: in %, on the test split, or on the validation split if there is none. seconds: of training.
+    """
+
+    task: DatasetName
+    row: str
+    setup: str
+    steps: int
+    seeds: tuple[int, ...]
+    accuracies: tuple[float, ...]
+    validation: tuple[float, ...]
+    seconds: tuple[float | None, ...]
+    folders: tuple[str, ...]
+
+    @property
+    def mean(self) -> float:
+        """The mean accuracy over seeds."""
+        return mean(self.accuracies)
+
+    @property
+    def deviation(self) -> float | None:
+        """The standard deviation over seeds (divided by n − 1); None for a single one."""
+        return stdev(self.accuracies) if len(self.accuracies) > 1 else None
+
+    @property
+    def text(self) -> str:
+        """The accuracy with its spread, and how many seeds and steps it is from."""
+        spread = "" if self.deviation is None else f" ± {self.deviation:.2f}"
+        seeds = len(set(self.seeds))
+        runs = f"{len(self.seeds)} runs of " if len(self.seeds) > seeds else ""
+        return f"{self.mean:.2f}{spread} ({runs}{seeds} seed{'s' * (seeds > 1)}, {self.steps:,} steps)"
+
+    def as_record(self) -> dict[str, Any]:
+        """The cell for JSON."""
+        source = ROWS[self.row].source if self.row in ROWS else None
+        printed = {"paper": printed_accuracy(self.row, self.task), "paper_source": source}
+        return asdict(self) | {"mean": self.mean, "standard_deviation": self.deviation} | printed
+
+
+def find_runs(folders: Iterable[Path]) -> list[FoundRun]:
+    """All runs on sequences below the folders; raises DataError for one whose journal is damaged."""
+    found = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise DataError(f"{folder} is not a directory; give one with runs of `polaformer train` or `table lra --run`")
+        for config in sorted(folder.rglob(CONFIG)):
+            try:
+                recipe = load_recipe(config.parent)
+            except DataError:
+                continue  # another program's, or of a task that is not installed
+            if isinstance(recipe, SequenceRecipe):
+                run = SweepRun(recipe.name, recipe.seed, recipe, config.parent)
+                data = json.dumps(Run.open(config.parent)[1].get("data"), sort_keys=True)
+                found.append(FoundRun(config.parent, recipe, read_state(run), hashlib.sha256(data.encode()).hexdigest()[:8]))
+    return found
+
+
+def collect(runs: Sequence[FoundRun]) -> list[CellResult]:
+    """The finished runs as cells, in the order of the known rows, others after them."""
+    groups: dict[tuple[DatasetName, str, str, int], list[FoundRun]] = {}
+    finished = [run for run in runs if run.state.kind == "finished"]
+    for run in finished:
+        others = {one.data for one in finished if one.recipe.dataset == run.recipe.dataset} - {run.data}
+        setup = ", ".join(filter(None, [run.setup, f"data {run.data}" if others else ""]))
+        groups.setdefault((run.recipe.dataset, run.row, setup, run.state.step), []).append(run)
+    cells = [_cell(key, sorted(members, key=lambda one: one.recipe.seed)) for key, members in groups.items()]
+    places = {name: place for place, name in enumerate(VARIANTS)}
+    order = {task: place for place, task in enumerate(TASKS)}
+    return sorted(cells, key=lambda one: (places.get(one.row, len(places)), one.row, one.setup, one.steps, order[one.task]))
+
+
+def _cell(key: tuple[DatasetName, str, str, int], runs: list[FoundRun]) -> CellResult:
+    records = [run.state.splits for run in runs]
+    return CellResult(
+        *key,
+        seeds=tuple(run.recipe.seed for run in runs),
+        accuracies=tuple(float(one.get("test", one["val"])["accuracy"]) for one in records),
+        validation=tuple(float(one["val"]["accuracy"]) for one in records),
+        seconds=tuple(run.state.seconds for run in runs),
+        folders=tuple(str(run.folder) for run in runs),
+    )

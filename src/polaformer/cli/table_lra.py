@@ -1,0 +1,173 @@
+"""`polaformer table lra`: the paper's table of the Long Range Arena beside our runs."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from rich.table import Table
+
+from polaformer.cli.errors import INCORRECT, UsageError
+from polaformer.cli.output import load, new_table, prepare_folder, print_all, print_json
+from polaformer.cli.sweep import check_jobs, threads_per_run, train_unfinished
+from polaformer.errors import nearest, raise_all
+from polaformer.recipes.lra import recipe_of
+from polaformer.tasks.sequence.datasets import DatasetName
+from polaformer.tasks.sequence.published import ROWS, SOURCES, TASKS, printed_accuracy
+from polaformer.tasks.sequence.recipe import SequenceRecipe
+from polaformer.tasks.sequence.variants import VARIANTS
+from polaformer.tasks.sweep import Cell, plan_runs
+from polaformer.tasks.sweep_state import read_states
+from polaformer.training.run import Run
+
+if TYPE_CHECKING:
+    from polaformer.analysis.lra_table import CellResult
+
+
+@dataclass(frozen=True)
+class TableLra:
+    """Show the paper's table of the Long Range Arena beside the accuracies of our own runs.
+
+    Collects every finished run below --runs. With --run it first trains the cells that are missing, as a sweep does: each run
+    is stored in RUNS/TASK-ROW/SEED, and the same command resumes what was interrupted.
+
+    Example: polaformer table lra --runs runs/lra
+
+    Example: polaformer table lra --run --tasks text --rows pola-a3 softmax --data text=aclImdb --steps 5000 --jobs 2
+    """
+
+    runs: tuple[str, ...] = ("runs/lra",)
+    """Directories that hold runs; --run trains in the first."""
+    tasks: tuple[DatasetName, ...] = TASKS
+    """Tasks to show."""
+    rows: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="(default: all)")] = ()
+    """Rows to show, such as pola-a3 or softmax."""
+    train: Annotated[bool, tyro.conf.arg(name="run")] = False
+    """Train what is missing first; needs --rows."""
+    data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TASK=DIR", help_behavior_hint="(default: none)")] = ()
+    """With --run: the data of each task, as in text=aclImdb."""
+    seeds: tuple[int, ...] = (0,)
+    """With --run: random seeds of each cell."""
+    steps: int | None = None
+    """With --run: updates of each run; by default 50,000, as published."""
+    accumulation: int | None = None
+    """With --run: micro-batches per update; by default 1."""
+    jobs: int = 1
+    """With --run: number of runs to train at a time."""
+    threads: int | None = None
+    """With --run: threads per run; by default cores divided by jobs."""
+    json: bool = False
+    """Print the result as JSON on stdout, and nothing else."""
+
+    def run(self) -> int:
+        """Train what is missing if asked to, and print the table."""
+        self._check()
+        failures = self._train() if self.train else {}
+        load("polaformer.analysis.lra_table")
+        from polaformer.analysis.lra_table import collect, find_runs
+
+        found = find_runs(Path(folder) for folder in self.runs if self.train or Path(folder).exists())
+        cells = [one for one in collect(found) if one.task in self.tasks and (not self.rows or one.row in self.rows)]
+        unfinished = sum(one.state.kind != "finished" for one in found)
+        if self.json:
+            print_json({"command": "table lra", "cells": [one.as_record() for one in cells], "unfinished": unfinished})
+        else:
+            self._show(cells, unfinished)
+        for name, reason in failures.items():
+            print_all(f"{name} failed: {reason}")
+        return INCORRECT if failures else 0
+
+    def _check(self) -> None:
+        known = {"--tasks": (self.tasks, TASKS), "--rows": (self.rows, VARIANTS), "--data": (self._folders, TASKS)}
+        for option, (given, allowed) in known.items():
+            for name in given:
+                if name not in allowed:
+                    raise UsageError(f"{option} has {name!r}; {nearest(name, allowed)}choose from {', '.join(allowed)}")
+        if not self.tasks:
+            raise UsageError(f"--tasks is empty; choose from {', '.join(TASKS)}")
+        if not self.train:
+            return
+        check_jobs(self.jobs, self.threads)
+        if not self.rows:
+            raise UsageError("--run trains the rows of --rows; give some, such as --rows pola-a3 softmax")
+        absent = [f"{task}={folder}" for task, folder in self._folders.items() if not Path(folder).exists()]
+        if absent:
+            raise UsageError(f"--data has {absent[0]}, which does not exist; check the path")
+        if self.steps is not None and self.steps < 1:
+            raise UsageError(f"--steps is {self.steps}; give an integer ≥ 1")
+        missing = [task for task in self.tasks if task not in self._folders]
+        if missing:
+            raise UsageError(f"--run needs the data of {', '.join(missing)}; give --data {missing[0]}=DIR, or fewer --tasks")
+
+    @property
+    def _folders(self) -> dict[str, str]:
+        """The data by task; a name without a directory is kept as it is, and reported as unknown."""
+        return {name: folder for name, _, folder in (pair.partition("=") for pair in self.data)}
+
+    def _train(self) -> dict[str, str]:
+        """Train the cells that have no finished run; returns the reasons of failures by name."""
+        out = Path(self.runs[0])
+        cells = [Cell(f"{task}-{row}", self._recipe(task, row), self.seeds) for task in self.tasks for row in self.rows]
+        raise_all([f"{cell.name}: {problem}" for cell in cells for problem in cell.recipe.problems()])
+        runs = plan_runs(cells, out)
+        states = read_states(runs)
+        prepare_folder(out, "--runs")
+        with Run(out).lock():
+            failed = train_unfinished(states, self.jobs, threads_per_run(self.jobs, self.threads))
+        return {run.title: f"{reason} (log: {run.log})" for run, reason in failed.items()}
+
+    def _recipe(self, task: DatasetName, row: str) -> SequenceRecipe:
+        """The recipe of a cell; its warm-up is the same share of the steps as in the published schedule."""
+        recipe = recipe_of(task, row)
+        changes: dict[str, Any] = {"data": self._folders[task]}
+        if self.accumulation is not None:
+            changes["accumulation"] = self.accumulation
+        if self.steps is not None and recipe.steps is not None and recipe.warmup_steps is not None:
+            changes |= {"steps": self.steps, "warmup_steps": max(1, round(recipe.warmup_steps * self.steps / recipe.steps))}
+        return replace(recipe, **changes)
+
+    def _show(self, cells: "list[CellResult]", unfinished: int) -> None:
+        notes = [f"{letter}  {text}" for letter, text in SOURCES.items()]
+        if unfinished:
+            runs = "1 run is" if unfinished == 1 else f"{unfinished} runs are"
+            notes.append(f"{runs} not finished and not shown; `polaformer resume RUN` resumes one.")
+        if not cells:
+            notes.append("There are no finished runs below --runs; --run trains some.")
+        title = "Where the paper's numbers come from, by the letter behind them:"
+        print_all(self._table(cells), *_setups(cells), f"\n{title}", *notes)
+
+    def _table(self, cells: "list[CellResult]") -> Table:
+        """A row per mechanism and setup, two columns per task: the paper's accuracy, and ours."""
+        columns = [column for task in self.tasks for column in (f"{task}\npaper", "\nours")]
+        whole = len(set(self.tasks)) == len(TASKS)
+        columns += ["average\npaper", "\nours"] if whole else []
+        found = new_table("Long Range Arena: accuracy in %", "row", *columns)
+        printed = [name for name in (self.rows or VARIANTS) if name in ROWS or any(cell.row == name for cell in cells)]
+        lines = dict.fromkeys([*((name, "") for name in printed), *((cell.row, cell.setup) for cell in cells)])
+        for row, setup in sorted(lines, key=lambda line: list(dict.fromkeys(name for name, _ in lines)).index(line[0])):
+            ours = {cell.task: cell.text for cell in cells if (cell.row, cell.setup) == (row, setup)}
+            mark = f" [{_setup_names(cells).index(setup) + 1}]" if setup else ""
+            texts = [text for task in self.tasks for text in (_printed(row, task) if not setup else "", ours.get(task, ""))]
+            found.add_row(row + mark, *texts, *(_averages(row, setup, cells) if whole else ()))
+        return found
+
+
+def _printed(row: str, task: DatasetName) -> str:
+    accuracy = printed_accuracy(row, task)
+    return "" if accuracy is None else f"{accuracy:.2f} {ROWS[row].source}"
+
+
+def _averages(row: str, setup: str, cells: "list[CellResult]") -> tuple[str, str]:
+    """The averages over all tasks: the paper's, and ours if there is a run of each."""
+    printed = f"{sum(ROWS[row].accuracies) / len(TASKS):.2f}" if row in ROWS and not setup else ""
+    ours = {cell.task: cell.mean for cell in cells if (cell.row, cell.setup) == (row, setup)}
+    return printed, f"{sum(ours.values()) / len(TASKS):.2f}" if len(ours) == len(TASKS) else ""
+
+
+def _setup_names(cells: "list[CellResult]") -> list[str]:
+    return list(dict.fromkeys(cell.setup for cell in cells if cell.setup))
+
+
+def _setups(cells: "list[CellResult]") -> list[str]:
+    """What differs from the published settings, for each mark in the table."""
+    return [f"[{number}] {text}" for number, text in enumerate(_setup_names(cells), start=1)]

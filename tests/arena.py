@@ -1,0 +1,122 @@
+"""Small datasets of the Long Range Arena on disk, in the forms in which they are released."""
+
+import gzip
+import json
+import lzma
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polaformer.data.sources.lra.sequences import Sequences
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+REVIEWS = [
+    (split, label, f"{split} {label} {n} café\x85\t{'!' * n}")
+    for split in ("train", "test")
+    for label in (0, 1)
+    for n in range(3)
+]
+PAPERS = {f"P{n:02d}": f'paper {n} "quoted" ' + "word " * n for n in range(6)}
+PAIRS = {
+    "train": [(1, "P00", "P01"), (0, "P02", "P00"), (1, "P01", "P00"), (0, "P03", "P04")],
+    "eval": [(1, "P04", "P05")],
+    "test": [(0, "P05", "P01"), (1, "P03", "P05")],
+}
+
+
+def shared(name: str) -> Path:
+    """A dataset that lies beside the checkout; skips the test if it does not."""
+    if not (SHARED / name).exists():
+        pytest.skip(f"{SHARED / name} is not there")
+    return SHARED / name
+
+
+def documents(split: Sequences) -> list[tuple[bytes, ...]]:
+    """The documents of each sample."""
+    return [tuple(split.read(n, which).tobytes() for which in range(split.num_documents)) for n in range(len(split))]
+
+
+def reviews_of(split: str) -> list[tuple[bytes, int]]:
+    return [(text.encode(), label) for one, label, text in REVIEWS if one == split]
+
+
+def found_reviews(split: Sequences) -> list[tuple[bytes, int]]:
+    return [(one[0], int(label)) for one, label in zip(documents(split), split.labels, strict=True)]
+
+
+def write(path: Path, content: bytes) -> Path:
+    """Compressed as the name says."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pack = {".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)
+    path.write_bytes(pack(content))
+    return path
+
+
+def write_lines(path: Path, rows: Sequence[Any]) -> Path:
+    """One JSON value per line; strings and bytes as they are."""
+    lines = [row if isinstance(row, bytes) else (row if isinstance(row, str) else json.dumps(row)).encode() for row in rows]
+    return write(path, b"".join(line + b"\n" for line in lines))
+
+
+def review_rows() -> list[dict[str, Any]]:
+    return [{"split": split, "label": label, "text": text, "rating": 3} for split, label, text in REVIEWS]
+
+
+def write_tree(root: Path) -> Path:
+    for n, (split, label, text) in enumerate(REVIEWS):
+        write(root / split / ("neg", "pos")[label] / f"{n:02d}_7.txt", text.encode())
+    write(root / "train" / "unsup" / "0_0.txt", b"no label")
+    return root
+
+
+def write_parquet(path: Path, columns: Mapping[str, Any], **options: Any) -> Path:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pa.table(dict(columns)), path, **options)
+    return path
+
+
+def write_release(root: Path, texts: Mapping[str, str] = PAPERS) -> Path:
+    """The AAN files of the release."""
+    for split, pairs in PAIRS.items():
+        rows = ["\t".join((f"{label}.0", one, two, texts[one], texts[two])) for label, one, two in pairs]
+        write_lines(root / f"new_aan_pairs.{split}.tsv", rows)
+    return root
+
+
+def write_pairs(root: Path, ending: str = ".jsonl.xz") -> Path:
+    """Pairs of ids, and the documents beside them."""
+    for split, pairs in PAIRS.items():
+        write_lines(root / f"mini_pairs.{split}.tsv", [f"{label}\t{one}\t{two}" for label, one, two in pairs])
+    write_lines(root / f"docs{ending}", [{"id": name, "text": text} for name, text in PAPERS.items()])
+    return root
+
+
+def pairs_of(split: str) -> list[tuple[tuple[bytes, bytes], int]]:
+    return [((PAPERS[one].encode(), PAPERS[two].encode()), label) for label, one, two in PAIRS[split]]
+
+
+def cifar(number: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Colour images (N, 32, 32, 3) and labels."""
+    draw = np.random.default_rng(seed)
+    return draw.integers(0, 256, (number, 32, 32, 3), dtype=np.uint8), draw.integers(0, 10, number).astype(np.uint8)
+
+
+def write_batch(path: Path, images: np.ndarray, labels: np.ndarray) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.concatenate([labels[:, None], images.transpose(0, 3, 1, 2).reshape(len(images), -1)], axis=1).tofile(path)
+    return path
+
+
+def write_cifar(root: Path, number: int = 6) -> Path:
+    """The binary form, with `number` images per file."""
+    names = [f"data_batch_{n}.bin" for n in range(1, 6)] + ["test_batch.bin"]
+    for seed, name in enumerate(names):
+        write_batch(root / name, *cifar(number, seed))
+    write(root / "batches.meta.txt", b"airplane\nautomobile\nbird\ncat\ndeer\ndog\nfrog\nhorse\nship\ntruck\n\n")
+    return root

@@ -1,0 +1,132 @@
+"""`polaformer table`: our runs of the Long Range Arena beside the paper's numbers."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import faults
+from commands import run
+from polaformer.analysis.lra_speed import SpeedRow, throughput
+from polaformer.analysis.timing import Timing
+from polaformer.recipes.lra import recipe_of
+from polaformer.tasks.sequence.published import MILLISECONDS, ROWS, TASKS, printed_accuracy, printed_speedup
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of two seeds of pola, one of softmax with other settings, and one that was killed."""
+    folder = tmp_path_factory.mktemp("lra")
+    lines = [
+        json.dumps({"split": split, "label": index % 2, "text": ("good " if index % 2 else "poor ") * (1 + index)})
+        for split, number in (("train", 16), ("test", 6))
+        for index in range(number)
+    ]
+    (folder / "imdb.jsonl").write_text("\n".join(lines) + "\n")
+    small = {"data": str(folder / "imdb.jsonl"), "batch_size": 4, "steps": 4, "warmup_steps": 1, "eval_every_steps": 4}
+    for name, row, changes in (
+        ("a", "pola-a3", {}),
+        ("b", "pola-a3", {"seed": 1}),
+        ("c", "softmax", {"pooling": "valid"}),
+        ("d", "linear", {"attention_options": None}),
+    ):
+        recipe = replace(recipe_of("text", row), **small | changes)
+        kill = faults.Kill("update", 2) if name == "d" else None
+        run_folder = folder / "runs" / name
+        run_folder.parent.mkdir(exist_ok=True)
+        assert faults.run(run_folder, recipe, kill=kill) == [0 if kill is None else -9], faults.errors(run_folder)
+    return folder / "runs"
+
+
+def test_table_lra_groups_seeds_and_marks_other_settings(runs, capsys):
+    code, out, _ = run(["table", "lra", "--runs", runs, "--tasks", "text", "--rows", "pola-a3", "softmax", "linear"], capsys)
+    assert code == 0
+    assert re.search(r"pola-a3 +│ 73.06 P │ +│", out)
+    assert re.search(r"pola-a3 \[1\] +│ +│ [\d.]+ ± [\d.]+ \(2 seeds, 4 steps\)", out)
+    assert re.search(r"softmax +│ 61.55 \? │ +│", out)
+    assert re.search(r"softmax \[2\] +│ +│ +[\d.]+ \(1 seed, 4 steps\)", out)
+    assert re.search(r"\[1\] warmup_steps 1, batch_size 4, eval_every_steps 4\n\[2\] .*, pooling valid\n", out)
+    assert "1 run is not finished" in out
+    assert "copied from the Long Range Arena's leaderboard" in out
+
+
+def test_table_lra_as_json(runs, capsys):
+    code, out, _ = run(["table", "lra", "--runs", runs, "--json"], capsys)
+    assert code == 0
+    found = json.loads(out)
+    assert found["unfinished"] == 1
+    pola = next(cell for cell in found["cells"] if cell["row"] == "pola-a3")
+    assert (pola["task"], pola["steps"], pola["seeds"], pola["paper"], pola["paper_source"]) == ("text", 4, [0, 1], 73.06, "P")
+    assert pola["mean"] == pytest.approx(sum(pola["accuracies"]) / 2)
+
+
+def test_table_lra_run_trains_what_is_missing(runs, tmp_path, capsys):
+    data = runs.parent / "imdb.jsonl"
+    command = ["table", "lra", "--run", "--runs", tmp_path / "out", "--tasks", "text", "--rows", "pola-a3", "--steps", "100"]
+    code, out, err = run([*command, "--data", f"text={data}", "--json"], capsys)
+    # The data have fewer samples than a batch of the published recipe.
+    assert code == 1, err
+    assert "batch_size is 32, but there are only 16 training sequences" in out + err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rows", "pola-a4"], "--rows has 'pola-a4'; did you mean 'pola-a"),
+        (["--run"], "--run trains the rows of --rows; give some"),
+        (["--run", "--rows", "softmax", "--tasks", "text"], "--run needs the data of text; give --data text=DIR"),
+        (["--data", "texts=x"], "--data has 'texts'; did you mean 'text'?"),
+        (["--run", "--rows", "softmax", "--jobs", "0"], "--jobs is 0; give an integer ≥ 1"),
+    ],
+)
+def test_mistakes_are_reported_before_any_work(arguments, message, capsys):
+    code, out, err = run(["table", "lra", *arguments], capsys)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_the_printed_table_is_the_papers():
+    averages = {"softmax": 58.14, "local": 46.06, "skyformer": 59.39, "hedgehog": 59.66, "pola-a3": 60.72, "pola-a7": 60.57}
+    for row, average in averages.items():
+        assert sum(ROWS[row].accuracies) / 5 == pytest.approx(average, abs=0.006)
+    assert printed_accuracy("pola-a5", "listops") == 38.76
+    assert printed_accuracy("hydra", "text") is None
+
+
+def test_throughput_is_batch_times_length_per_millisecond():
+    """The paper's numbers follow from its batch sizes: 131,072 tokens of Text in 520 ms."""
+    assert throughput(32 * 4096, 0.520) == pytest.approx(252.06, abs=0.01)
+    row = SpeedRow(32 * 4096, Timing((0.5, 0.52, 0.6), 1.0), None, None, None)
+    assert row.tokens_per_millisecond == pytest.approx(252.06, abs=0.01)
+    assert printed_speedup("pola-a3", "text") == pytest.approx(3.48, abs=0.01)
+    assert printed_speedup("pola-a3", "listops") == pytest.approx(2.36, abs=0.01)
+    assert all(set(times) == set(TASKS) for times in MILLISECONDS.values())
+
+
+def test_table_lra_speed_times_all_rows_with_the_same_batch(capsys):
+    command = ["table", "lra-speed", "--tasks", "image", "--rows", "pola-a3", "--batch", "2", "--micro-batch", "1"]
+    code, out, err = run([*command, "--rounds", "1", "--seconds", "5", "--json"], capsys)
+    assert code == 0, err
+    found = json.loads(out)
+    assert (found["batch"], found["micro_batch"]) == (2, 1)
+    assert set(found["tasks"]["image"]) == {"softmax", "pola-a3"}
+    for row in found["tasks"]["image"].values():
+        assert row["tokens_per_millisecond"] == pytest.approx(2 * 1024 / (1e3 * row["time"]["median"]))
+        assert row["peak_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rows", "polar"], "--rows has 'polar'; did you mean 'pola-a"),
+        (["--batch", "0"], "--batch is 0; give an integer ≥ 1"),
+        (["--batch", "3", "--micro-batch", "2"], "--batch is 3, which is not a multiple of --micro-batch 2"),
+        (["--seconds", "0"], "--seconds is 0; give a number > 0"),
+    ],
+)
+def test_mistakes_of_lra_speed_are_reported_before_any_work(arguments, message, capsys):
+    code, out, err = run(["table", "lra-speed", *arguments], capsys)
+    assert (code, out) == (2, "")
+    assert message in err
