@@ -18,7 +18,6 @@ STEPS = 50_000
 # AdamW with a linear one-cycle schedule: from lr / 25 over the warm-up to lr, then down to lr / 250,000; beta1 follows.
 COMMON = SequenceRecipe(
     paper="Table of the Long Range Arena; settings: Skyformer's code and the paper's appendix",
-    needs_data=True,
     steps=STEPS,
     optimizer="adamw",
     optimizer_eps=1e-6,

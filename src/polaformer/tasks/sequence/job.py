@@ -23,7 +23,7 @@ from polaformer.tasks.sequence.description import Description, describe
 from polaformer.tasks.sequence.model import SequenceModel
 from polaformer.tasks.sequence.objective import SequenceObjective
 from polaformer.tasks.sequence.predictor import SequencePredictor
-from polaformer.tasks.sequence.recipe import HINTS, SequenceRecipe
+from polaformer.tasks.sequence.recipe import SequenceRecipe
 from polaformer.training.memory_estimate import estimate_memory
 from polaformer.training.optim import check_settings, check_trainable
 from polaformer.training.run import weights_file
@@ -38,10 +38,7 @@ class SequenceJob(MapStyleJob):
 
     def __init__(self, recipe: SequenceRecipe) -> None:
         self.recipe, self.description = recipe, describe(recipe)
-        problems = recipe.problems()
-        if recipe.data is None:
-            problems.append(f"{recipe.name or recipe.dataset} needs data (--data): {HINTS[recipe.dataset]}")
-        raise_all(problems, [lambda: check_settings(recipe), lambda: _check_model(recipe, self.description)])
+        raise_all(recipe.problems(), [lambda: check_settings(recipe), lambda: _check_model(recipe, self.description)])
         self.parts = open_parts(recipe, self.description)
         lengths = self.description.encoding.lengths(self.parts["train"]).tolist() if recipe.trim else None
         self.use_order(Order(len(self.parts["train"]), recipe.batch_size, recipe.seed, lengths=lengths))

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from polaformer.tasks.sequence.job import SequenceJob
 
 HINTS = {
-    "listops": "make them with `polaformer data listops --out DIR`",
-    "pathfinder": "make them with `polaformer data pathfinder --out DIR`",
+    "listops": "the directory that `polaformer data listops --out DIR` makes",
+    "pathfinder": "the directory that `polaformer data pathfinder --out DIR` makes",
     "text": "the IMDb reviews as an aclImdb tree, a Hugging Face directory or JSON lines",
     "retrieval": "the AAN pairs: a directory with new_aan_pairs.*.tsv, or with pairs and documents files",
     "image": "CIFAR-10 in its binary form, or an .npz",
@@ -94,6 +94,8 @@ class SequenceRecipe(Recipe):
     def problems(self) -> list[str]:
         """All problems with the values, one line each; needs neither the data nor PyTorch."""
         found = super().problems() + attention_option_problems(self.attention_options)
+        if self.data is None:
+            found.append(f"{self.name or self.dataset} needs data; give with --data {HINTS[self.dataset]}")
         counts = ("dim", "depth", "num_heads", "mlp_dim", "kept", "length", "eval_sequences")
         for name in counts:
             value = getattr(self, name)
