@@ -194,7 +194,7 @@ def _render(run: RunResult, figure: Figure | None) -> str:
 
 def _confusion(run: RunResult, figure: Confusion) -> str:
     right, samples = int(figure.counts.trace()), int(figure.counts.sum())
-    about = f"{right:,} of {samples:,} {_split(run)} {run.terms.sample_noun} are classified correctly."
+    about = f"{right:,} of {samples:,} {figure.split or _split(run)} {run.terms.sample_noun} are classified correctly."
     if len(figure.classes) > training_figures.MAX_CLASSES_IN_MATRIX:
         caption = f"The most frequently confused pairs, true class → predicted class. {about}"
     else:

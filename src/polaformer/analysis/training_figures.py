@@ -193,7 +193,7 @@ def _matrix(confusion: Tensor, classes: Sequence[str]) -> Any:
     axes.set(xlabel="predicted class", ylabel="true class")
     if numbered:
         _number_cells(axes, confusion, share)
-    bar = figure.colorbar(drawn, ax=axes, shrink=0.8, label="fraction of the true class (square-root scale)")
+    bar = figure.colorbar(drawn, ax=axes, shrink=0.8, label="fraction of the true class\n(square-root scale)")
     bar.set_ticks([0, 0.05, 0.25, 0.5, 1], labels=["0", "5 %", "25 %", "50 %", "100 %"])
     bar.minorticks_off()
     return figure

@@ -27,10 +27,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class Confusion:
-    """A confusion matrix (K, K): true classes in rows, predicted classes in columns."""
+    """A confusion matrix (K, K): true classes in rows, predicted classes in columns. split: None means validation."""
 
     counts: Tensor
     classes: tuple[str, ...]
+    split: str | None = None
 
 
 @dataclass(frozen=True)

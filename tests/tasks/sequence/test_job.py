@@ -284,6 +284,7 @@ def test_the_report_shows_confusion_and_examples(run):
     assert "Confusion" in page
     assert "Examples" in page
     assert "superb" in page
+    assert "of 12 test sequences are classified correctly" in page
 
 
 def test_weights_of_other_sequences_are_refused(run, tmp_path, capsys):

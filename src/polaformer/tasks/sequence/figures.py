@@ -18,8 +18,8 @@ def collect_figures(
     predictor: SequencePredictor, counts: ClassificationCounts, split: Sequences, name: str
 ) -> dict[str, Figure]:
     """The figures of the report, by heading."""
-    classes = predictor.description.classes
-    return {"Confusion": Confusion(counts.confusion, classes), "Examples": _examples(predictor, split, name)}
+    confusion = Confusion(counts.confusion, predictor.description.classes, "validation" if name == "val" else name)
+    return {"Confusion": confusion, "Examples": _examples(predictor, split, name)}
 
 
 def _examples(predictor: SequencePredictor, split: Sequences, name: str) -> Rows:
