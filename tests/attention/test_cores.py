@@ -185,7 +185,7 @@ def test_unknown_names_and_options_are_refused_with_a_hint():
     ("options", "message"),
     [
         ({"head_dim": 1}, "head width is 1, but each polarity needs a channel of v"),
-        ({"alpha": 0.0}, "alpha is 0.0; give a positive number"),
+        ({"alpha": 0.0}, "alpha is 0.0; give a number > 0"),
         ({"polarity": "all"}, "polarity is 'all'; choose one of both, same, positive, subtract"),
         ({"eps": -1.0}, "eps is -1.0"),
         ({"backend": "cuda"}, "backend is 'cuda'; choose one of auto, torch, cpu, triton, reference"),

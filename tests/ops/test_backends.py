@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from oracle import random_inputs, truth, with_gradients
+from polaformer.ops.native import library
 from polaformer.ops.polarity import backends, cpu, plain, triton
 from polaformer.ops.polarity.inputs import Inputs
 from polaformer.ops.polarity.operator import polarity_attention
@@ -27,7 +28,7 @@ def _nothing_chosen_before():
 
 def _forget() -> None:
     backends._fastest.cache_clear()
-    backends._warn_of_plain_path.cache_clear()
+    library.warned_reasons.clear()
 
 
 @pytest.fixture

@@ -132,7 +132,7 @@ def test_wrong_tensors_are_refused_by_the_registered_operator_too(case):
     norms = torch.ones(2, 3, 5, 2)
     with pytest.raises(error, match=told):
         torch.ops.polaformer.polarity_attention_backward(
-            torch.randn(2, 3, 5, 4), q, k, v, power, scale, norms, mask, eps, backend
+            torch.randn(2, 3, 5, 4), norms, q, k, v, power, scale, mask, eps, backend
         )
 
 
@@ -148,7 +148,7 @@ def test_wrong_tensors_are_refused_by_the_registered_operator_too(case):
 def test_wrong_gradients_are_refused_by_the_registered_derivative(grad, norms, error, told):
     q, k, v, power, scale, mask, eps, backend = heads().values()
     with pytest.raises(error, match=told):
-        torch.ops.polaformer.polarity_attention_backward(grad, q, k, v, power, scale, norms, mask, eps, backend)
+        torch.ops.polaformer.polarity_attention_backward(grad, norms, q, k, v, power, scale, mask, eps, backend)
 
 
 def test_the_registered_operators_compute_where_nothing_is_wrong():
@@ -156,7 +156,7 @@ def test_the_registered_operators_compute_where_nothing_is_wrong():
     out, norms = torch.ops.polaformer.polarity_attention(*given.values())
     q, k, v, power, scale, mask, eps, backend = given.values()
     assert torch.equal(out, polarity_attention(q, k, v, power, backend="torch"))
-    found = torch.ops.polaformer.polarity_attention_backward(out, q, k, v, power, scale, norms, mask, eps, backend)
+    found = torch.ops.polaformer.polarity_attention_backward(out, norms, q, k, v, power, scale, mask, eps, backend)
     assert len(found) == 4
     *rest, grid = right().values()
     assert torch.equal(torch.ops.polaformer.gated_convolution(*rest, *grid), gated_convolution(*rest, grid))

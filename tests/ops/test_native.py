@@ -23,8 +23,9 @@ import torch
 from oracle import random_inputs, relative_error
 from polaformer.analysis import machine
 from polaformer.ops.gated_convolution import cpu as convolution
+from polaformer.ops.gated_convolution.operator import gated_convolution
 from polaformer.ops.native import cache as kernel_cache
-from polaformer.ops.native import compiler
+from polaformer.ops.native import compiler, library
 from polaformer.ops.native.compiler import BuildError
 from polaformer.ops.native.library import Kernel, load
 from polaformer.ops.polarity import backends, cpu, reference
@@ -60,8 +61,8 @@ def cache(tmp_path, monkeypatch) -> Path:
 
 
 def _forget() -> None:
-    told = (backends._fastest, backends._warn_of_plain_path)
-    for function in (cpu._kernel, convolution._kernel, convolution._missing_kernel, compiler.version, *told):
+    library.warned_reasons.clear()
+    for function in (cpu._kernel, convolution._kernel, convolution._missing_kernel, compiler.version, backends._fastest):
         function.cache_clear()
 
 
@@ -167,10 +168,10 @@ def test_a_compiler_that_does_not_know_an_option_builds_without_it(unknown, sour
     refuse = f'case " $* " in *" {unknown} "*) echo "error: unknown {unknown}" >&2; exit 1;; esac'
     accept = f'exec {REAL} $(echo "$@" | sed s/-mcpu=native//)'  # which this one may not know
     monkeypatch.setenv("CXX", _script(tmp_path / "older", refuse, accept))
-    library = load(source)
-    assert library.answer() == 42
+    loaded = load(source)
+    assert loaded.answer() == 42
     assert (
-        Kernel(library, None).options()
+        Kernel(loaded, None).options()
         == {"-march=native": ["-mcpu=native", "-fopenmp"], "-fopenmp": ["-march=native"]}[unknown]
     )
 
@@ -611,6 +612,22 @@ def test_the_plain_path_serves_with_one_warning_and_the_kernel_is_refused(troubl
     with pytest.raises(RuntimeError, match="use backend='torch'") as caught:
         cpu.forward(Inputs(*inputs))
     assert found in str(caught.value)
+
+
+@pytest.mark.parametrize("first", ["polarity attention", "the layer's convolution and gate"])
+def test_one_reason_is_told_once_for_all_kernels(first, monkeypatch):
+    monkeypatch.setenv("POLAFORMER_NATIVE", "0")
+    tokens = torch.randn(1, 4, 6)
+    calls = [
+        lambda: polarity_attention(*(x.detach() for x in random_inputs())),
+        lambda: gated_convolution(tokens, tokens, torch.randn(6, 1, 3, 3), None, None, (2, 2)),
+    ]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for call in calls if first == "polarity attention" else reversed(calls):
+            call()
+    reason = "switched off by POLAFORMER_NATIVE=0"
+    assert [str(one.message) for one in told] == [f"polaformer: plain PyTorch computes {first}, slower: {reason}"]
 
 
 @needs_compiler

@@ -29,7 +29,7 @@ def test_opcheck_passes_for_both_registered_operators(masked, layout):
     scale = torch.full((3, 6), 0.7, requires_grad=True) if masked else None
     torch.library.opcheck(torch.ops.polaformer.polarity_attention.default, (*inputs, scale, mask, 1e-6, "auto"))
     out, norms = torch.ops.polaformer.polarity_attention(*inputs, scale, mask, 1e-6, "auto")
-    arguments = (torch.randn_like(out), *inputs, scale, norms.detach(), mask, 1e-6, "auto")
+    arguments = (torch.randn_like(out), norms.detach(), *inputs, scale, mask, 1e-6, "auto")
     torch.library.opcheck(torch.ops.polaformer.polarity_attention_backward.default, arguments)
 
 
@@ -121,7 +121,7 @@ def test_flop_counter_counts_what_the_plain_path_does():
     assert _flops(lambda: polarity_attention(*inputs)) == _flops(lambda: plain.attention(Inputs(*inputs))) > 0
     norms = plain.attention(Inputs(*inputs))[1]
     grad = torch.ones_like(inputs[0])
-    counted = _flops(lambda: torch.ops.polaformer.polarity_attention_backward(grad, *inputs, None, norms, None, 0.0, "auto"))
+    counted = _flops(lambda: torch.ops.polaformer.polarity_attention_backward(grad, norms, *inputs, None, None, 0.0, "auto"))
     assert counted == _flops(lambda: plain.attention_backward(grad, norms, Inputs(*inputs))) > 0
 
 

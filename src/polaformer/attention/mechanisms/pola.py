@@ -14,13 +14,12 @@ values (zeros: p = 1 + α/2, s = ln 2).
 """
 
 from dataclasses import replace
-from math import inf
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polaformer.arguments import check_flag
+from polaformer.arguments import check_choice, check_flag, check_number
 from polaformer.attention.core import (
     Bias,
     Facts,
@@ -152,13 +151,11 @@ class PolaCore(nn.Module):
 
 
 def _check(num_heads: int, head_dim: int, alpha: float, polarity: str, eps: float, backend: str) -> None:
-    if polarity not in POLARITIES:
-        raise ValueError(f"PolaCore: polarity is {polarity!r}; choose one of {', '.join(POLARITIES)}")
+    check_choice("PolaCore", "polarity", polarity, POLARITIES)
     check_heads("pola", num_heads, head_dim)
     if polarity == "both" and head_dim < 2:
         raise ValueError("PolaCore: head width is 1, but each polarity needs a channel of v; use fewer heads")
-    if not 0 < alpha < inf:
-        raise ValueError(f"PolaCore: alpha is {alpha}; give a positive number (4 in the authors' models)")
+    check_number("PolaCore", "alpha", alpha, above=True, hint="4 in the authors' models")
     check_eps("PolaCore", eps)
     check_backend("PolaCore", backend)
     if polarity != "both" and backend not in ("auto", "torch"):

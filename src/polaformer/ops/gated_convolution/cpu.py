@@ -2,7 +2,6 @@
 
 import ctypes
 import functools
-import warnings
 from pathlib import Path
 
 import torch
@@ -12,9 +11,8 @@ from polaformer.ops.gated_convolution import plain
 from polaformer.ops.gated_convolution.inputs import ConvolutionInputs
 from polaformer.ops.memory_layout import with_contiguous_rows
 from polaformer.ops.native import tensors
-from polaformer.ops.native.library import Kernel, find_kernel
+from polaformer.ops.native.library import Kernel, find_kernel, warn_of_plain_path
 from polaformer.ops.native.tensors import address
-from polaformer.ops.polarity import cpu as polarity_cpu
 from polaformer.ops.precision import computing_dtype
 
 SOURCE = Path(__file__).with_name("cpu_convolution.cpp")
@@ -54,8 +52,24 @@ def has_float16() -> bool:
     return _kernel().has_float16()
 
 
-def unsupported_reason(inputs: ConvolutionInputs) -> str | None:
-    """Why the kernel cannot compute on these tensors, in one line; None if it can. Warns once if there is no kernel."""
+def unsupported_reason(inputs: ConvolutionInputs, grad: Tensor | None = None) -> str | None:
+    """Why the kernel cannot compute on tensors of these devices and dtypes; None if it can.
+
+    Loads no library, so that it can be traced.
+    """
+    tokens = [x for x in (inputs.attended, inputs.values, inputs.gate, grad) if x is not None]
+    dtypes = {x.dtype for x in tokens}
+    on_cpu = all(x.device.type == "cpu" for x in (*tokens, inputs.weight, inputs.bias) if x is not None)
+    if on_cpu and len(dtypes) == 1 and dtypes <= tensors.STORAGE_CODES.keys():
+        return None
+    named = {"attended": inputs.attended, "values": inputs.values, "gate": inputs.gate, "grad": grad, "weight": inputs.weight}
+    kinds = [f"{name} {x.dtype} on {x.device}" for name, x in named.items() if x is not None]
+    allowed = ", ".join(str(dtype) for dtype in tensors.STORAGE_CODES)
+    return f"got {', '.join(kinds)}; give tensors on the CPU, all tokens in one of {allowed}"
+
+
+def missing_reason(inputs: ConvolutionInputs) -> str | None:
+    """Why there is no kernel for these tensors here, in one line; None if there is. Warns once if there is none at all."""
     if 0 in inputs.grid:
         return "the grid is empty"
     if inputs.values.dtype == torch.float16 and _missing_kernel() is None and not has_float16():
@@ -65,16 +79,15 @@ def unsupported_reason(inputs: ConvolutionInputs) -> str | None:
 
 @functools.cache
 def _kernel() -> Kernel:
-    reason = polarity_cpu.unavailable_reason()
-    return find_kernel(SOURCE) if reason is None else Kernel(None, reason)
+    return find_kernel(SOURCE)
 
 
 @functools.cache
 def _missing_kernel() -> str | None:
-    """`unavailable_reason`; warns of it, unless the operator warns, because its kernel is missing too."""
+    """`unavailable_reason`; warns of it."""
     reason = unavailable_reason()
-    if reason is not None and polarity_cpu.unavailable_reason() is None:
-        warnings.warn(f"polaformer: plain PyTorch computes the layer's convolution and gate, slower: {reason}", stacklevel=2)
+    if reason is not None:
+        warn_of_plain_path("the layer's convolution and gate", reason)
     return reason
 
 

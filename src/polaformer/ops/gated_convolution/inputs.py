@@ -19,3 +19,8 @@ class ConvolutionInputs(NamedTuple):
     bias: Tensor | None  # (D,)
     gate: Tensor | None  # (B, P + H·W, C), or broadcastable to it
     grid: Grid  # (H, W)
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All but the grid."""
+        return self.attended, self.values, self.weight, self.bias, self.gate

@@ -18,7 +18,6 @@ from polaformer.ops.dispatch import can_bypass_dispatcher, must_use_plain_operat
 from polaformer.ops.gated_convolution import cpu, plain
 from polaformer.ops.gated_convolution.inputs import ConvolutionInputs
 from polaformer.ops.grid import Grid
-from polaformer.ops.native.tensors import STORAGE_CODES
 from polaformer.ops.second_derivative import second_derivative
 
 WHERE = "gated_convolution"
@@ -37,26 +36,18 @@ def gated_convolution(
     _check(inputs)
     if gate is not None and gate.shape != attended.shape:
         _check_gate(gate, attended)
-    if must_use_plain_operations() or not _fits_kernel(inputs):
+    if must_use_plain_operations() or cpu.unsupported_reason(inputs) is not None:
         return plain.forward(inputs)
     if gate is not None and gate.shape != attended.shape:
         inputs = inputs._replace(gate=gate.expand(attended.shape))
-    if can_bypass_dispatcher(*inputs[:5]):
+    if can_bypass_dispatcher(*inputs.tensors):
         return _compute(inputs)
-    return _forward(*inputs[:5], *grid)
-
-
-def _fits_kernel(inputs: ConvolutionInputs, grad: Tensor | None = None) -> bool:
-    """Whether a kernel could take these tensors: on the CPU, tokens of one dtype. Loads no library, so it can be traced."""
-    tokens = [x for x in (inputs.attended, inputs.values, inputs.gate, grad) if x is not None]
-    dtypes = {x.dtype for x in tokens}
-    on_cpu = all(x.device.type == "cpu" for x in (*tokens, inputs.weight, inputs.bias) if x is not None)
-    return on_cpu and len(dtypes) == 1 and dtypes <= STORAGE_CODES.keys()
+    return _forward(*inputs.tensors, *grid)
 
 
 def _compute(inputs: ConvolutionInputs) -> Tensor:
     """By the kernel if it can, else in plain operations; dense either way."""
-    return cpu.forward(inputs) if cpu.unsupported_reason(inputs) is None else plain.forward(inputs).contiguous()
+    return cpu.forward(inputs) if cpu.missing_reason(inputs) is None else plain.forward(inputs).contiguous()
 
 
 def _check(inputs: ConvolutionInputs) -> None:
@@ -106,11 +97,9 @@ def _check_registered(inputs: ConvolutionInputs, grad: Tensor | None = None) -> 
             raise ValueError(
                 f"{WHERE}: {name} has shape {tuple(x.shape)} but attended has {tuple(attended.shape)}; give them one shape"
             )
-    if not _fits_kernel(inputs, grad):
-        named = {"attended": attended, "values": inputs.values, "gate": inputs.gate, "grad": grad, "weight": inputs.weight}
-        kinds = [f"{name} {x.dtype} on {x.device}" for name, x in named.items() if x is not None]
-        allowed = ", ".join(str(dtype) for dtype in STORAGE_CODES)
-        raise TypeError(f"{WHERE}: got {', '.join(kinds)}; give tensors on the CPU, all tokens in one of {allowed}")
+    reason = cpu.unsupported_reason(inputs, grad)
+    if reason is not None:
+        raise TypeError(f"{WHERE}: {reason}")
 
 
 @torch.library.custom_op("polaformer::gated_convolution", mutates_args=())
@@ -135,7 +124,7 @@ def _backward(
     """The gradients of attended, values and weight, then of bias and gate if given."""
     inputs = ConvolutionInputs(attended, values, weight, bias, gate, (height, width))
     _check_registered(inputs, grad)
-    return cpu.backward(grad, inputs) if cpu.unsupported_reason(inputs) is None else plain.backward(grad, inputs)
+    return cpu.backward(grad, inputs) if cpu.missing_reason(inputs) is None else plain.backward(grad, inputs)
 
 
 @_backward.register_fake

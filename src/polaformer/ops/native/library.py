@@ -8,6 +8,7 @@ import ctypes
 import logging
 import os
 import tempfile
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from polaformer.ops.native import cache, compiler
 from polaformer.ops.native.compiler import BuildError
 
 logger = logging.getLogger("polaformer")
+warned_reasons = set[str]()
 
 
 class Kernel(NamedTuple):
@@ -42,6 +44,13 @@ def find_kernel(source: Path) -> Kernel:
         return Kernel(load(source), None)
     except BuildError as error:
         return Kernel(None, str(error))
+
+
+def warn_of_plain_path(what: str, reason: str) -> None:
+    """Warn that plain PyTorch computes `what`; once per reason, since one reason usually concerns every kernel."""
+    if reason not in warned_reasons:
+        warned_reasons.add(reason)
+        warnings.warn(f"polaformer: plain PyTorch computes {what}, slower: {reason}", stacklevel=3)
 
 
 def load(source: Path) -> ctypes.CDLL:

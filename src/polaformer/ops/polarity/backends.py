@@ -5,13 +5,13 @@ only.
 """
 
 import functools
-import warnings
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from polaformer.ops.allocator import keep_freed_memory
+from polaformer.ops.native.library import warn_of_plain_path
 from polaformer.ops.polarity import cpu, plain, triton
 from polaformer.ops.polarity.inputs import Gradients, Inputs
 
@@ -79,14 +79,8 @@ def _fastest(device: str, dtype: torch.dtype, width: int) -> str:
     reason = _refusal_reason(name, device, dtype, width)
     if reason is None:
         return name
-    _warn_of_plain_path(reason)
+    warn_of_plain_path("polarity attention", reason)
     return "torch"
-
-
-@functools.cache
-def _warn_of_plain_path(reason: str) -> None:
-    """Cached, so that it warns once for all kinds of tensors."""
-    warnings.warn(f"polaformer: plain PyTorch computes polarity attention, slower: {reason}", stacklevel=2)
 
 
 def _refusal_reason(name: str, device: str, dtype: torch.dtype, width: int) -> str | None:

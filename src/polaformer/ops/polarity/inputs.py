@@ -20,3 +20,13 @@ class Inputs(NamedTuple):
     scale: Tensor | None = None  # (H, D): what q and k are divided by; None for 1
     mask: Tensor | None = None  # (B, M): True where the key exists; None if all do
     eps: float = 0.0
+
+    @property
+    def tokens(self) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v."""
+        return self.q, self.k, self.v
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All but eps."""
+        return *self.tokens, self.power, self.scale, self.mask

@@ -60,7 +60,7 @@ def polarity_attention(
     inputs = Inputs(q, k, v, power, scale, mask, float(eps))
     if must_use_plain_operations():
         return plain.attention(inputs)[0]
-    if can_bypass_dispatcher(*inputs[:6]):
+    if can_bypass_dispatcher(*inputs.tensors):
         return backends.choose(backend, q).forward(inputs)[0]
     return _forward(*inputs, backend)[0]
 
@@ -81,7 +81,7 @@ def _fake_forward(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("polaformer::polarity_attention_backward", mutates_args=())
 def _backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, power: Tensor, scale: Tensor | None, norms: Tensor, mask: Tensor | None,
+    grad: Tensor, norms: Tensor, q: Tensor, k: Tensor, v: Tensor, power: Tensor, scale: Tensor | None, mask: Tensor | None,
     eps: float, backend: str,
 ) -> list[Tensor]:  # fmt: skip
     inputs = Inputs(q, k, v, power, scale, mask, eps)
@@ -93,38 +93,41 @@ def _backward(
 
 
 @_backward.register_fake
-def _fake_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, power: Tensor, scale: Tensor | None, *_: Any) -> list[Tensor]:
+def _fake_backward(
+    grad: Tensor, norms: Tensor, q: Tensor, k: Tensor, v: Tensor, power: Tensor, scale: Tensor | None, *_: Any
+) -> list[Tensor]:
     parameters = [power] if scale is None else [power, scale]
     return [*map(empty_like_heads, (q, k, v)), *(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in parameters)]
 
 
 def _save_for_backward(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    *tensors, mask, ctx.eps, ctx.backend = inputs
-    ctx.save_for_backward(*tensors, output[1], mask)
+    *tensors, ctx.eps, ctx.backend = inputs
+    ctx.save_for_backward(output[1], *tensors)
 
 
 def _first_derivative(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple:
-    tensors = ctx.saved_tensors  # q, k, v, power, scale, norms, mask
-    gradients = _backward(grad, *tensors, ctx.eps, ctx.backend)
-    return *gradients[:4], None if tensors[4] is None else gradients[4], None, None, None
+    norms, *tensors = ctx.saved_tensors
+    found = iter(_backward(grad, norms, *tensors, ctx.eps, ctx.backend))
+    *differentiable, _ = tensors  # all but the mask
+    return *(None if x is None else next(found) for x in differentiable), None, None, None
 
 
 def _save_for_second_backward(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
-    *tensors, _, mask, ctx.eps, _ = inputs
-    ctx.save_for_backward(*tensors, mask)
+    grad, _, *tensors, ctx.eps, _ = inputs
+    ctx.save_for_backward(grad, *tensors)
     ctx.set_materialize_grads(False)
 
 
 def _second_derivative(ctx: Any, cotangents: list[Tensor | None]) -> tuple:
     """`norms` is a function of the other inputs here, so it gets no gradient."""
     grad, *tensors, mask = ctx.saved_tensors
-    found = second_derivative(
+    of_grad, *found = second_derivative(
         lambda q, k, v, power, scale: plain.attention(Inputs(q, k, v, power, scale, mask, ctx.eps))[0],
         grad,
         tensors,
         cotangents,
     )
-    return *found, None, None, None, None
+    return of_grad, None, *found, None, None, None
 
 
 _forward.register_autograd(_first_derivative, setup_context=_save_for_backward)
@@ -139,7 +142,7 @@ def _forward_flops(q: torch.Size, k: torch.Size, *_: Any, **__: Any) -> int:
 
 
 @register_flop_formula(torch.ops.polaformer.polarity_attention_backward)
-def _backward_flops(grad: torch.Size, q: torch.Size, k: torch.Size, *_: Any, **__: Any) -> int:
+def _backward_flops(grad: torch.Size, norms: torch.Size, q: torch.Size, k: torch.Size, *_: Any, **__: Any) -> int:
     """KᵀV again; two products per query and two per key; the denominators."""
     batch, heads, num_queries, width = q
     return 4 * batch * heads * width * (3 * k[2] * width + 2 * num_queries * width + 2 * num_queries)

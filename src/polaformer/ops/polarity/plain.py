@@ -114,7 +114,7 @@ def forward(inputs: Inputs) -> tuple[Tensor, Tensor]:
 def backward(grad: Tensor, norms: Tensor, inputs: Inputs) -> Gradients:
     """The gradients of q, k, v, power and scale, in blocks, laid out as all backends lay them out."""
     *tokens, grad_power, grad_scale = attention_backward(grad, norms, inputs, block_size(inputs.q))
-    grad_q, grad_k, grad_v = (match_layout(g, x) for g, x in zip(tokens, inputs[:3], strict=True))
+    grad_q, grad_k, grad_v = (match_layout(g, x) for g, x in zip(tokens, inputs.tokens, strict=True))
     return grad_q, grad_k, grad_v, grad_power.contiguous(), None if grad_scale is None else grad_scale.contiguous()
 
 
@@ -148,7 +148,7 @@ def attention_backward(grad: Tensor, norms: Tensor, inputs: Inputs, block: int |
     q, k, v, power, scale, mask, _ = inputs
     k, v, p, half = hide(k, mask), hide(v, mask), widen(power, q)[:, None], (v.shape[-1] + 1) // 2
     memory = summarise(k, v, p, num_keys(k, mask), 0.0, block)._replace(log_scale=log_scales(scale, q))
-    grad_q, grad_power, grad_memory, exponents = _queries_backward(grad, q, p, norms, memory.split(half), block)
+    grad_q, grad_power, grad_memory, exponents = _queries_backward(grad, norms, q, p, memory.split(half), block)
     grads_k, grads_v = [], []
     for part in blocks(k.shape[-2], block):
         k_part, v_part = widen(k[:, :, part]), widen(v[:, :, part])
@@ -164,7 +164,7 @@ def attention_backward(grad: Tensor, norms: Tensor, inputs: Inputs, block: int |
 
 
 def _queries_backward(
-    grad: Tensor, q: Tensor, power: Tensor, norms: Tensor, memories: tuple[Memory, Memory], block: int | None
+    grad: Tensor, norms: Tensor, q: Tensor, power: Tensor, memories: tuple[Memory, Memory], block: int | None
 ) -> tuple[Tensor, Tensor, Memory, Tensor]:
     """The gradients of q, of power through q, of the memory's state and total, and the sum of that of p·log|q| (H, 1, D)."""
     half, grads_q = memories[0].state.shape[-1], []

@@ -174,7 +174,7 @@ def _widened(inputs: Inputs) -> Inputs:
 
 
 def _prepare(kernels: ModuleType | SimpleNamespace, inputs: Inputs) -> Launch:
-    q, k, v = (with_contiguous_rows(x) for x in inputs[:3])
+    q, k, v = (with_contiguous_rows(x) for x in inputs.tokens)
     p, s = (None if x is None else x.float().contiguous() for x in (inputs.power, inputs.scale))
     assert p is not None
     precision = "ieee" if q.dtype == torch.float32 or not q.is_cuda else "bf16x3"
