@@ -13,10 +13,21 @@ from polaformer.attention import facts, names, registry
 from polaformer.attention.core import Facts
 from polaformer.attention.mechanisms.linear import LinearCore
 from polaformer.bench import attention, runner
-from polaformer.bench.attention import BOTH, FORWARD, SMALL, Cost, MechanismCurve, Point, build, compare, core_pass, correctness
-from polaformer.bench.runner import Settings
+from polaformer.bench.attention import (
+    BOTH,
+    FORWARD,
+    SMALL,
+    Cost,
+    MechanismCurve,
+    MechanismMeasurement,
+    build,
+    compare,
+    core_pass,
+    relative_error,
+)
+from polaformer.bench.runner import BenchSettings
 
-TINY = Settings(num_heads=2, width=8, rounds=1, seconds=60.0)  # one: several may disagree, and are then refused
+TINY = BenchSettings(num_heads=2, width=8, rounds=1, seconds=60.0)  # one: several may disagree, and are then refused
 
 
 class WrongCore(LinearCore):
@@ -33,7 +44,7 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, type[nn.Module]]
 
 @pytest.mark.parametrize("name", names())
 def test_every_registered_mechanism_agrees_with_its_maps_in_float64(name: str) -> None:
-    assert correctness(name, TINY, 67) < 1e-5
+    assert relative_error(name, TINY, 67) < 1e-5
 
 
 @pytest.mark.parametrize("name", [name for name in names() if facts(name).approximates and facts(name).cost != "quadratic"])
@@ -42,7 +53,7 @@ def test_the_check_reaches_the_path_that_is_not_all_pairs(name: str) -> None:
     if name == "hedgehog":
         assert name not in SMALL
         return
-    settings, inputs = Settings(num_heads=2, width=8), random_inputs((1, 2, attention.SHORT, 8))
+    settings, inputs = BenchSettings(num_heads=2, width=8), random_inputs((1, 2, attention.SHORT, 8))
     small, large = (build(name, attention.SHORT, settings, **options) for options in (SMALL[name], {}))
     with torch.no_grad(), attention.seeded(0, "cpu"):
         assert not torch.allclose(small(*inputs[:3]), large(*inputs[:3]), atol=1e-3)
@@ -53,7 +64,7 @@ def test_a_wrong_mechanism_gets_no_number_and_comes_last(register: Callable[[str
     rows = compare([16, 32], ["a wrong one", "softmax"], TINY)
     assert list(rows) == ["softmax", "a wrong one"]
     assert not rows["a wrong one"].correct
-    assert all(point == Point(rows["a wrong one"].error) for point in rows["a wrong one"].points.values())
+    assert all(point == MechanismMeasurement(rows["a wrong one"].error) for point in rows["a wrong one"].points.values())
 
 
 def test_a_row_has_time_speedup_and_three_kinds_of_memory_at_every_length() -> None:
@@ -92,7 +103,7 @@ def test_measuring_leaves_the_callers_random_numbers_alone() -> None:
     torch.manual_seed(3)
     expected = torch.rand(4)
     torch.manual_seed(3)
-    correctness("skyformer", TINY, 16)
+    relative_error("skyformer", TINY, 16)
     build("performer", 16, TINY)
     assert torch.equal(torch.rand(4), expected)
 
@@ -114,7 +125,7 @@ def test_cost_grows_by_class() -> None:
 
 def test_a_call_that_would_take_too_long_or_too_much_memory_is_foretold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "available_bytes", lambda: 10**9)
-    setup = Settings(seconds=10)
+    setup = BenchSettings(seconds=10)
     assert attention.skip_reason(None, "softmax", 10**6, setup) is None
     assert attention.skip_reason(Cost(1024, 0.5, 10**6), "linear", 4096, setup) is None
     assert attention.skip_reason(Cost(1024, 1.0, 10**6), "softmax", 4096, setup) == "would take about 16 s"
@@ -128,7 +139,7 @@ def test_a_call_that_would_take_too_long_or_too_much_memory_is_foretold(monkeypa
 
 def test_what_is_skipped_says_why_and_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "available_bytes", lambda: 10**8)  # N² of the synthesizer at 4096 tokens take 128 MiB
-    setup = Settings(num_heads=2, width=8, rounds=1, seconds=5)
+    setup = BenchSettings(num_heads=2, width=8, rounds=1, seconds=5)
     made: list[tuple[str, int]] = []
     monkeypatch.setattr(
         attention, "build", lambda name, n, *rest, **more: made.append((name, n)) or build(name, n, *rest, **more)
@@ -145,7 +156,7 @@ def test_what_is_skipped_says_why_and_is_not_built(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_first_length_that_is_long_is_foretold_from_a_short_one() -> None:
-    rows = compare([2**17, 2**18], ["softmax"], Settings(num_heads=1, width=8, rounds=1, seconds=0.5))
+    rows = compare([2**17, 2**18], ["softmax"], BenchSettings(num_heads=1, width=8, rounds=1, seconds=0.5))
     assert all("would take about" in point.reasons[FORWARD] for point in rows["softmax"].points.values())
 
 
@@ -171,7 +182,7 @@ def test_a_length_that_is_too_noisy_has_no_numbers_but_its_memory(
 def test_rows_without_a_time_at_the_longest_length_come_after_those_with_one() -> None:
     def row(*medians: float | None) -> MechanismCurve:
         times = [None if median is None else Timing((median,), 0.0) for median in medians]
-        return MechanismCurve({n: Point(0.0, timing) for n, timing in enumerate(times)}, Facts("linear"))
+        return MechanismCurve({n: MechanismMeasurement(0.0, timing) for n, timing in enumerate(times)}, Facts("linear"))
 
     rows = {"late": row(1.0, None), "later": row(2.0, None), "slow": row(9.0, 8.0), "fast": row(9.0, 7.0)}
     assert sorted(rows, key=lambda name: attention._slowness(rows[name])) == ["fast", "slow", "late", "later"]

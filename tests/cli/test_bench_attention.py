@@ -163,7 +163,7 @@ def test_an_incorrect_mechanism_shows_no_number_and_gives_code_1_even_where_it_i
 
     samples = (0.01, 0.02) if noisy else (0.01, 0.01)
     monkeypatch.setattr(runner, "measure", lambda calls, **_: dict.fromkeys(calls, Timing(samples, 0.0)))
-    monkeypatch.setattr(attention, "correctness", lambda name, *_: 1e-3 if name == "pola" else 0.0)
+    monkeypatch.setattr(attention, "relative_error", lambda name, *_: 1e-3 if name == "pola" else 0.0)
     code, out, err = run([*TINY, "--only", "pola"], capsys)
     assert code == 1
     assert ("too noisy: softmax ×2.00" in " ".join(err.split())) == noisy

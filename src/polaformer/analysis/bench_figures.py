@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from polaformer.bench import runner
     from polaformer.bench.memory import Answer
 
-Curve = Mapping[int, float | None]  # by number of tokens or pixels; None: not measured
+Line = Mapping[int, float | None]  # by number of tokens or pixels; None: not measured
 MARKERS = "osD^vPX"
 
 
-def save_times(path: Path, curves: Mapping[str, "runner.Curve"], *, title: str) -> None:
+def save_times(path: Path, curves: Mapping[str, "runner.LengthCurve"], *, title: str) -> None:
     """Milliseconds against the number of tokens, slopes in the legend."""
     lines = {}
     for name, curve in curves.items():
@@ -70,7 +70,7 @@ def save_images_per_second(path: Path, found: Mapping[tuple[str, int], Mapping[s
 
 def _save_panels(
     path: Path,
-    panels: Mapping[str, Mapping[str, Curve]],
+    panels: Mapping[str, Mapping[str, Line]],
     title: str,
     x_label: str,
     y_label: str,
@@ -92,7 +92,7 @@ def _save_panels(
         figure.savefig(path)
 
 
-def _draw(axes: "Axes", curves: Mapping[str, Curve], most_labels: int = 6) -> None:
+def _draw(axes: "Axes", curves: Mapping[str, Line], most_labels: int = 6) -> None:
     """One line per contender on logarithmic axes; colours follow the order of the names, measured or not."""
     for (name, curve), colour, marker in zip(curves.items(), cycle(PALETTE), cycle(MARKERS), strict=False):
         points = [(x, y) for x, y in curve.items() if y is not None]

@@ -133,7 +133,7 @@ def _linear() -> Contender:
 # One object each: the check of a linear form against its maps is cached by them.
 PUBLISHED_MAPS = partial(reference.polarity_attention, eps=PUBLISHED_EPS)
 PUBLISHED_LINEAR = partial(polarity_in_linear_form, eps=PUBLISHED_EPS)
-YARDSTICK = "polarity (published)"
+BASELINE = "polarity (published)"
 COMPILED = "published, torch.compile"
 SAFE, UNSAFE = "polarity (cpu)", "polarity (cpu, unshifted)"
 CONTENDERS: dict[str, Contender] = {
@@ -141,7 +141,7 @@ CONTENDERS: dict[str, Contender] = {
     SAFE: _ours("cpu"),
     UNSAFE: _ours("cpu", is_safe=False),
     "polarity (torch)": _ours("torch"),
-    YARDSTICK: Contender(lambda _: published, PUBLISHED_MAPS, PUBLISHED_LINEAR),
+    BASELINE: Contender(lambda _: published, PUBLISHED_MAPS, PUBLISHED_LINEAR),
     COMPILED: Contender(lambda _: compiled(published), PUBLISHED_MAPS, PUBLISHED_LINEAR, is_compiled=True),
     "linear (ELU + 1)": _linear(),
     "softmax (SDPA)": Contender(lambda _: fused_softmax, softmax_by_maps, matmuls="softmax"),

@@ -18,8 +18,8 @@ from polaformer.analysis.agreement import Pass, Shape, random_inputs
 from polaformer.analysis.call_memory import allocated_peak, resident_peak, saved_bytes
 from polaformer.analysis.machine import available_bytes
 from polaformer.bench.contenders import CONTENDERS, FOR_MEMORY
-from polaformer.bench.correctness import TOLERANCE, correctness, cut
-from polaformer.bench.runner import Settings
+from polaformer.bench.correctness import TOLERANCE, cut, relative_error
+from polaformer.bench.runner import BenchSettings
 
 WARM_UP = 256  # tokens: everything is loaded, little is allocated
 ENVIRONMENT = {
@@ -56,7 +56,7 @@ class Answer(NamedTuple):
         return getattr(self, kind) if self.correct else None
 
 
-def benchmark(shape: Shape, names: Iterable[str], threads: int | None, settings: Settings) -> dict[str, Answer]:
+def benchmark(shape: Shape, names: Iterable[str], threads: int | None, settings: BenchSettings) -> dict[str, Answer]:
     """The answers for the contenders at a shape, by name; a process may request nine tenths of the free memory."""
     found = {}
     for name in names:
@@ -96,7 +96,7 @@ def answer(name: str, shape: Shape, device: str, threads: int | None, limit: int
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     contender = (CONTENDERS | FOR_MEMORY)[name]
     try:
-        error = correctness(contender, cut(shape, WARM_UP), device)
+        error = relative_error(contender, cut(shape, WARM_UP), device)
         inputs, attention = random_inputs(shape, device=device), contender.build(shape)
         passes = [Pass(attention, inputs, backward) for backward in (False, True)]
         for one in passes if contender.is_compiled else ():

@@ -19,7 +19,7 @@ from polaformer.attention.layer.gate import LinearGate
 from polaformer.attention.layer.published_layer import as_published
 from polaformer.backbones import Backbone, create_model
 from polaformer.bench.contenders import COMPILED, compiled, noting_failure
-from polaformer.bench.runner import Row, Settings, seeded, skip_reason, time_in_turns
+from polaformer.bench.runner import BenchSettings, Measurement, seeded, skip_reason, time_in_turns
 
 OURS, PUBLISHED, TWIN = "ours", "published form", "softmax twin"
 LOGITS_TOLERANCE = 1e-4  # ours and the published form add in different orders, layer after layer
@@ -34,7 +34,7 @@ TIMM |= {f"pvt_v2_b{number}": f"pvt_v2_b{number}" for number in range(6)}
 
 
 @dataclass(frozen=True)
-class ModelRow(Row):
+class ModelMeasurement(Measurement):
     """What was measured of one model at one image size; ratios are those of ours to it, or of its time to that of ours."""
 
     batch: int = 1
@@ -58,8 +58,8 @@ class ModelRow(Row):
 
 
 def benchmark(
-    name: str, settings: Settings, *, size: int, batch: int, with_compiled: bool = False, **options: Any
-) -> tuple[dict[str, ModelRow], list[str]]:
+    name: str, settings: BenchSettings, *, size: int, batch: int, with_compiled: bool = False, **options: Any
+) -> tuple[dict[str, ModelMeasurement], list[str]]:
     """Rows of ours and its rivals in turns, in float32, and notes: inference, or a training step (forward and backward).
 
     First ours must agree with the same parameters computed as published. A model that would take longer than settings.seconds
@@ -76,7 +76,7 @@ def benchmark(
         one = replace(step, images=images[:1])
         needed = WHILE_BACKWARD * batch * one.saved_bytes() if train else 0
         reason = skip_reason(needed, batch * quickest(one, settings.seconds / batch), settings)
-        rows[key] = ModelRow(batch=batch, skipped=reason)
+        rows[key] = ModelMeasurement(batch=batch, skipped=reason)
     few = [replace(steps[key], images=images[:2]) for key in (OURS, PUBLISHED)]
     logits: float | None = _relative(*([one.logits()] for one in few))
     gradients = _relative(*(one() for one in few)) if train else None

@@ -19,7 +19,7 @@ TOO_NOISY = "too noisy"
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchSettings:
     """How a benchmark measures."""
 
     backward: bool = False  # forward and backward together, as in a training step, instead of forward alone
@@ -37,7 +37,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Row:
+class Measurement:
     """What was measured of one candidate at one size."""
 
     error: float | None = None  # the worst relative difference from the reference; None if there is none to compare with
@@ -69,10 +69,10 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Curve:
+class LengthCurve:
     """What was measured of one candidate at each length."""
 
-    points: Mapping[int, Row]  # by length, ascending
+    points: Mapping[int, Measurement]  # by length, ascending
 
     @property
     def error(self) -> float | None:
@@ -109,12 +109,12 @@ class Curve:
         return {"correct": self.correct, "error": self.error, **shape, "times": times, "skipped": skipped}
 
 
-AnyRow = TypeVar("AnyRow", bound=Row)
+AnyMeasurement = TypeVar("AnyMeasurement", bound=Measurement)
 
 
 def time_in_turns(
-    calls: Mapping[str, Callable[[], object]], rows: Mapping[str, AnyRow], baseline: str, settings: Settings
-) -> dict[str, AnyRow]:
+    calls: Mapping[str, Callable[[], object]], rows: Mapping[str, AnyMeasurement], baseline: str, settings: BenchSettings
+) -> dict[str, AnyMeasurement]:
     """The rows with the times of `calls` and the speedups over the baseline; with the reason for all if they are too noisy."""
     timings = measure(calls, baseline=baseline, rounds=settings.rounds, seconds=settings.seconds, on_call=settings.on_call)
     found, refused, places, base = dict(rows), noise(timings, baseline), ranks(timings), timings.get(baseline)
@@ -167,7 +167,7 @@ def seeded(seed: int, device: str) -> Iterator[None]:
         yield
 
 
-def skip_reason(size: float, seconds: float, settings: Settings, usable: float = 1.0) -> str | None:
+def skip_reason(size: float, seconds: float, settings: BenchSettings, usable: float = 1.0) -> str | None:
     """Why a call that is expected to need `size` bytes and `seconds` seconds is not worth trying; None if it is.
 
     usable: the share of the free memory that it may use.

@@ -54,10 +54,10 @@ class BenchMemory(Bench, Lengths, Shapes):
         from polaformer.analysis.bench_figures import save_memory
         from polaformer.analysis.machine import fingerprint
         from polaformer.bench.memory import benchmark
-        from polaformer.bench.runner import Settings
+        from polaformer.bench.runner import BenchSettings
 
         jobs = {shape_text(shape): partial(benchmark, shape, names, self.threads) for shape in shapes}
-        found = run_jobs(jobs, Settings(seconds=self.seconds, device=self.device), len(names))
+        found = run_jobs(jobs, BenchSettings(seconds=self.seconds, device=self.device), len(names))
         machine, peak = fingerprint(), "allocated" if self.device == "cuda" else "resident"
         rows = [{"shape": shape, "rows": records(one)} for shape, one in zip(shapes, found.values(), strict=True)]
         record: dict[str, Any] = {"command": "bench memory", "device": self.device, "threads": self.threads, "machine": machine}
@@ -70,7 +70,7 @@ class BenchMemory(Bench, Lengths, Shapes):
 
 def _tables(found: "dict[str, dict[str, Answer]]") -> list[Table]:
     """Ratios at all shapes, then absolute numbers."""
-    from polaformer.bench.contenders import YARDSTICK
+    from polaformer.bench.contenders import BASELINE
 
     def ratio(kind: str, published: "Answer", one: "Answer") -> str:
         mine, other = one.value(kind), published.value(kind)
@@ -82,7 +82,7 @@ def _tables(found: "dict[str, dict[str, Answer]]") -> list[Table]:
     caption = "less than 1: less memory; shapes are batch,heads,tokens,head width"
     ratios, absolutes = [], []
     for shape, answers in found.items():
-        columns = {title: partial(ratio, kind, answers[YARDSTICK]) for kind, title in KINDS.items()}
+        columns = {title: partial(ratio, kind, answers[BASELINE]) for kind, title in KINDS.items()}
         ratios.append(table(f"Memory relative to the published form, shape {shape}", columns, answers, caption=caption))
         given = next((one.inputs for one in answers.values() if one.inputs is not None), None)
         inputs = "" if given is None else f"; inputs and gradient of the output: {mebibytes(given)}"

@@ -14,7 +14,7 @@ from polaformer.cli.output import figure_title, load, machine_lines, threads_tex
 from polaformer.errors import nearest
 
 if TYPE_CHECKING:
-    from polaformer.bench.model import ModelRow
+    from polaformer.bench.model import ModelMeasurement
 
 SMALLEST, LARGEST = 32, 4096  # sides of an image in pixels
 ROWS = 4  # ours, the published form, the softmax twin, timm's
@@ -95,13 +95,13 @@ class BenchModel(Timed):
         self.check_common("" if len(set(self.sizes)) > 1 else needs)
 
 
-def _tables(found: "dict[tuple[str, int], dict[str, ModelRow]]", setting: str) -> list[Table | str]:
+def _tables(found: "dict[tuple[str, int], dict[str, ModelMeasurement]]", setting: str) -> list[Table | str]:
     """How much faster ours is than each, a row per model and size; then absolute numbers of each."""
     rows = {f"{name}, {size}": {_kind(key): row for key, row in one.items()} for (name, size), one in found.items()}
     labels = dict.fromkeys(key for one in rows.values() for key in one if key != "ours")
     with_saved = any(row.saved_bytes for one in rows.values() for row in one.values())
 
-    def ratio(label: str, rows: "dict[str, ModelRow]") -> str:
+    def ratio(label: str, rows: "dict[str, ModelMeasurement]") -> str:
         if label not in rows:
             return "none"
         pair = [rows["ours"], rows[label]]
@@ -110,7 +110,7 @@ def _tables(found: "dict[tuple[str, int], dict[str, ModelRow]]", setting: str) -
         reason = next((row.skipped for row in pair if row.skipped), None)
         return skipped_text(reason) if reason else ratio_text(rows[label].speedup, "skipped")
 
-    def saved(label: str, rows: "dict[str, ModelRow]") -> str:
+    def saved(label: str, rows: "dict[str, ModelMeasurement]") -> str:
         return number(rows[label].saved_ratio if label in rows else None)
 
     columns = {label: partial(ratio, label) for label in labels}
@@ -127,13 +127,13 @@ def _tables(found: "dict[tuple[str, int], dict[str, ModelRow]]", setting: str) -
     return tables
 
 
-def _images(row: "ModelRow") -> str:
+def _images(row: "ModelMeasurement") -> str:
     if not row.correct:
         return "incorrect"
     return skipped_text(row.skipped) if row.skipped else number(row.images_per_second) or "skipped"
 
 
-def _errors(row: "ModelRow") -> str:
+def _errors(row: "ModelMeasurement") -> str:
     return ", ".join(f"{error:.1e}" for error in (row.logits_error, row.gradients_error) if error is not None)
 
 

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.table import Table
 
-from polaformer.cli.bench_options import NONE, Lengths, Report, Shape, Shapes, Timed, records, shape_text
+from polaformer.cli.bench_options import NONE, Lengths, Report, Shapes, Timed, records, shape_text
 from polaformer.cli.bench_tables import IN_BRACKETS, PASSES, TIMES, Columns, cell, mebibytes, number, ratio_text, table
 from polaformer.cli.output import figure_title, machine_lines, threads_text
 
 if TYPE_CHECKING:
+    from polaformer.analysis.agreement import Shape
     from polaformer.bench.contenders import Contender
-    from polaformer.bench.op import OpRow, Result
-    from polaformer.bench.runner import Curve
+    from polaformer.bench.op import OpMeasurement, OpResult
+    from polaformer.bench.runner import LengthCurve
 
 MEDIAN = "median (ms)"
 COLUMNS: Columns = {
@@ -58,7 +59,7 @@ class BenchOp(Timed, Lengths, Shapes):
         contenders, notes = self.contenders(self.without, backward=self.mode == "both")
         return (self._at_lengths if self.lengths else self._at_shapes)(shapes, contenders, notes)
 
-    def _at_shapes(self, shapes: list[Shape], contenders: "dict[str, Contender]", notes: list[str]) -> Report:
+    def _at_shapes(self, shapes: "list[Shape]", contenders: "dict[str, Contender]", notes: list[str]) -> Report:
         from polaformer.bench.op import benchmark
 
         jobs = {shape_text(shape): partial(benchmark, shape, contenders) for shape in shapes}
@@ -69,7 +70,7 @@ class BenchOp(Timed, Lengths, Shapes):
         rows_of = {shape: one.rows for shape, one in found.items()}
         return Report(self._record(machine, notes) | {"shapes": rows}, shown, lambda _: None, rows_of)
 
-    def _at_lengths(self, shapes: list[Shape], contenders: "dict[str, Contender]", notes: list[str]) -> Report:
+    def _at_lengths(self, shapes: "list[Shape]", contenders: "dict[str, Contender]", notes: list[str]) -> Report:
         from polaformer.analysis.bench_figures import save_times
         from polaformer.bench.op import time_lengths
 
@@ -87,14 +88,14 @@ class BenchOp(Timed, Lengths, Shapes):
         return {"command": "bench op", "mode": self.mode, "device": self.device, "machine": machine, "notes": notes}
 
 
-def shape_tables(found: "dict[str, Result]", mode: str) -> list[Table | str]:
+def shape_tables(found: "dict[str, OpResult]", mode: str) -> list[Table | str]:
     """Ratios, then what safety costs, then absolute numbers."""
     names = dict.fromkeys(name for result in found.values() for name in result.rows)
     with_saved = any(row.saved_bytes for result in found.values() for row in result.rows.values())
     columns = {shape: lambda text, result=result: text(result) for shape, result in found.items()}
 
-    def rows(text: "Callable[[Result, OpRow], str]", label: str = "") -> dict[str, "Callable[[Result], str]"]:
-        def shown(result: "Result", name: str) -> str:
+    def rows(text: "Callable[[OpResult, OpMeasurement], str]", label: str = "") -> dict[str, "Callable[[OpResult], str]"]:
+        def shown(result: "OpResult", name: str) -> str:
             return text(result, result.rows[name]) if name in result.rows else "not compiled"
 
         return {label + name: partial(shown, name=name) for name in names}
@@ -123,19 +124,19 @@ def shape_tables(found: "dict[str, Result]", mode: str) -> list[Table | str]:
     return parts
 
 
-def _saved(result: "Result", row: "OpRow") -> str:
+def _saved(result: "OpResult", row: "OpMeasurement") -> str:
     """What our fastest saves for backward relative to the other."""
     ours = result.rows[result.fastest].saved_bytes if result.fastest else None
     return number(ours / row.saved_bytes if ours and row.saved_bytes else None, ".3f")
 
 
-def _length_tables(curves: "dict[str, Curve]", lengths: list[int], setting: str) -> list[Table | str]:
+def _length_tables(curves: "dict[str, LengthCurve]", lengths: list[int], setting: str) -> list[Table | str]:
     """Growth, then times."""
 
-    def doubling(place: int, curve: "Curve") -> str:
+    def doubling(place: int, curve: "LengthCurve") -> str:
         return ratio_text(curve.doublings[place], "") if curve.correct else "incorrect"
 
-    def time(length: int, curve: "Curve") -> str:
+    def time(length: int, curve: "LengthCurve") -> str:
         point = curve.points[length]
         median, best = point.median, point.timing and point.timing.best
         return cell(point, f"{1e3 * median:.4g} ({1e3 * best:.4g})" if median and best else "skipped")
