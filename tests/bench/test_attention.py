@@ -17,15 +17,14 @@ from polaformer.bench.attention import (
     BOTH,
     FORWARD,
     SMALL,
-    Cost,
     MechanismCurve,
     MechanismMeasurement,
+    benchmark,
     build,
-    compare,
     core_pass,
     relative_error,
 )
-from polaformer.bench.runner import BenchSettings
+from polaformer.bench.runner import BenchSettings, Cost
 
 TINY = BenchSettings(num_heads=2, width=8, rounds=1, seconds=60.0)  # one: several may disagree, and are then refused
 
@@ -61,7 +60,7 @@ def test_the_check_reaches_the_path_that_is_not_all_pairs(name: str) -> None:
 
 def test_a_wrong_mechanism_gets_no_number_and_comes_last(register: Callable[[str, type[nn.Module]], None]) -> None:
     register("a wrong one", WrongCore)
-    rows = compare([16, 32], ["a wrong one", "softmax"], TINY)
+    rows = benchmark([16, 32], ["a wrong one", "softmax"], TINY)
     assert list(rows) == ["softmax", "a wrong one"]
     assert not rows["a wrong one"].correct
     assert all(point == MechanismMeasurement(rows["a wrong one"].error) for point in rows["a wrong one"].points.values())
@@ -69,7 +68,7 @@ def test_a_wrong_mechanism_gets_no_number_and_comes_last(register: Callable[[str
 
 def test_a_row_has_time_speedup_and_three_kinds_of_memory_at_every_length() -> None:
     told: list[str] = []
-    rows = compare([32, 16], ["linear", "linformer", "softmax"], replace(TINY, on_call=told.append))
+    rows = benchmark([32, 16], ["linear", "linformer", "softmax"], replace(TINY, on_call=told.append))
     for row in rows.values():
         assert list(row.points) == [16, 32]
         for point in row.points.values():
@@ -126,15 +125,15 @@ def test_cost_grows_by_class() -> None:
 def test_a_call_that_would_take_too_long_or_too_much_memory_is_foretold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "available_bytes", lambda: 10**9)
     setup = BenchSettings(seconds=10)
-    assert attention.skip_reason(None, "softmax", 10**6, setup) is None
-    assert attention.skip_reason(Cost(1024, 0.5, 10**6), "linear", 4096, setup) is None
-    assert attention.skip_reason(Cost(1024, 1.0, 10**6), "softmax", 4096, setup) == "would take about 16 s"
-    needs = attention.skip_reason(Cost(1024, 1e-3, 10**8), "softmax", 4096, setup)
+    assert attention.forecast(None, "softmax", 10**6, setup) is None
+    assert attention.forecast(Cost(1024, 0.5, 10**6), "linear", 4096, setup) is None
+    assert attention.forecast(Cost(1024, 1.0, 10**6), "softmax", 4096, setup) == "would take about 16 s"
+    needs = attention.forecast(Cost(1024, 1e-3, 10**8), "softmax", 4096, setup)
     assert needs == "would need about 1.6 GB of memory, 0.8 GB may be used"
     # Softmax on a fused kernel takes quadratic time in linear memory.
     linear = Cost.after(Cost(256, 1e-3, 10**7), 1024, 1e-3, 4 * 10**7)
     assert linear.exponent == pytest.approx(1.0)
-    assert attention.skip_reason(linear, "softmax", 4096, setup) is None
+    assert attention.forecast(linear, "softmax", 4096, setup) is None
 
 
 def test_what_is_skipped_says_why_and_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +143,7 @@ def test_what_is_skipped_says_why_and_is_not_built(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         attention, "build", lambda name, n, *rest, **more: made.append((name, n)) or build(name, n, *rest, **more)
     )
-    rows = compare([32, 4096], ["synthesizer", "linear"], setup)
+    rows = benchmark([32, 4096], ["synthesizer", "linear"], setup)
     assert list(rows) == ["linear", "synthesizer"]
     point = rows["synthesizer"].points[4096]
     assert point.timing is None
@@ -156,7 +155,7 @@ def test_what_is_skipped_says_why_and_is_not_built(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_first_length_that_is_long_is_foretold_from_a_short_one() -> None:
-    rows = compare([2**17, 2**18], ["softmax"], BenchSettings(num_heads=1, width=8, rounds=1, seconds=0.5))
+    rows = benchmark([2**17, 2**18], ["softmax"], BenchSettings(num_heads=1, width=8, rounds=1, seconds=0.5))
     assert all("would take about" in point.reasons[FORWARD] for point in rows["softmax"].points.values())
 
 
@@ -171,7 +170,7 @@ def test_a_length_that_is_too_noisy_has_no_numbers_but_its_memory(
         return {name: Timing((1.0, 2.0, 4.0) * 5 if name == noisy else (1.0,) * 15, 0.0) for name in calls}
 
     monkeypatch.setattr(runner, "measure", measure)
-    for row in compare([16, 32], names, TINY).values():
+    for row in benchmark([16, 32], names, TINY).values():
         assert row.slope() is None
         for point in row.points.values():
             assert (point.timing, point.speedup, point.rank) == (None, None, None)

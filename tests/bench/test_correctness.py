@@ -8,7 +8,7 @@ from polaformer.analysis.agreement import Pass, differences, random_inputs, wors
 from polaformer.bench import correctness as correctness_module
 from polaformer.bench.contenders import CONTENDERS, Contender, polarity_in_linear_form, working
 from polaformer.bench.correctness import TOLERANCE, relative_error, relative_error_at_length
-from polaformer.bench.op import benchmark, time_lengths
+from polaformer.bench.op import benchmark, curves
 from polaformer.bench.runner import BenchSettings
 from polaformer.ops.polarity import reference
 from polaformer.ops.polarity.operator import polarity_attention
@@ -47,10 +47,10 @@ def test_one_wrong_row_beyond_the_longest_length_with_gradients_is_found_and_get
     shape, wrong = (1, 1, 6000, 8), wrong_in(slice(4999, 5000), polarity_in_linear_form)
     assert relative_error(wrong, shape) < TOLERANCE
     for backward in (False, True):
-        rows = benchmark(shape, contenders={"wrong": wrong}, settings=BenchSettings(backward=backward, rounds=1)).rows
+        rows = benchmark([shape], {"wrong": wrong}, BenchSettings(backward=backward, rounds=1))[6000].rows
         assert not rows["wrong"].correct
         assert rows["wrong"].timing is None
-    curve = time_lengths([512, 6000], {"wrong": wrong}, BenchSettings(rounds=1, num_heads=1, width=8))["wrong"]
+    curve = curves(benchmark([(1, 1, 512, 8), shape], {"wrong": wrong}, BenchSettings(rounds=1)))["wrong"]
     assert not curve.correct
     assert [point.timing for point in curve.points.values()] == [None, None]
 

@@ -1,15 +1,30 @@
 """Time against the number of tokens: slopes, doublings, and what is skipped."""
 
+from functools import partial
+from itertools import count
+
 import pytest
 from torch import Tensor
 
+from polaformer.analysis import timing
 from polaformer.analysis.timing import Ratio, Timing
+from polaformer.bench import runner
 from polaformer.bench.contenders import BASELINE, CONTENDERS, Contender
-from polaformer.bench.op import time_lengths
+from polaformer.bench.op import benchmark, curves
 from polaformer.bench.runner import BenchSettings, LengthCurve, Measurement
 from polaformer.ops.polarity import reference
 
 LINEAR = "linear (ELU + 1)"
+
+
+def time_lengths(lengths: list[int], contenders: dict[str, Contender], settings: BenchSettings) -> dict[str, LengthCurve]:
+    return curves(benchmark([settings.shape(n) for n in lengths], contenders, settings))
+
+
+@pytest.fixture
+def _steady_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call takes one unit: real ones may vary too much to be shown."""
+    monkeypatch.setattr(runner, "measure", partial(timing.measure, clock=count(step=2**-10).__next__))
 
 
 def test_a_doubling_is_compared_within_rounds_and_a_step_of_four_counts_as_two() -> None:
@@ -19,18 +34,20 @@ def test_a_doubling_is_compared_within_rounds_and_a_step_of_four_counts_as_two()
     assert curve.slope() == pytest.approx(1.0)
 
 
+@pytest.mark.usefixtures("_steady_clock")
 def test_curves_have_a_time_at_every_length_and_one_of_their_own_for_each_contender() -> None:
     contenders = {name: CONTENDERS[name] for name in (BASELINE, LINEAR)}
     told: list[str] = []
-    curves = time_lengths([32, 16], contenders, BenchSettings(rounds=2, num_heads=2, width=8, on_call=told.append))
-    assert list(curves) == list(contenders)
-    assert list(curves[LINEAR].points) == [16, 32]
-    assert all(point.timing is not None and len(point.timing.samples) == 2 for point in curves[LINEAR].points.values())
+    found = time_lengths([16, 32], contenders, BenchSettings(rounds=2, num_heads=2, width=8, on_call=told.append))
+    assert list(found) == list(contenders)
+    assert list(found[LINEAR].points) == [16, 32]
+    assert all(point.timing is not None and len(point.timing.samples) == 2 for point in found[LINEAR].points.values())
     # All lengths and contenders in turns.
     all_of_them = [f"{name}, {n} tokens" for n in (16, 32) for name in contenders]
-    assert told[:4] == all_of_them
-    assert sorted(told) == sorted(3 * all_of_them)
-    assert curves[LINEAR].as_record()["times"]["16"]["rounds"] == 2
+    assert told[:2] == [f"checking {name}" for name in contenders]
+    assert told[2:6] == all_of_them
+    assert sorted(told[2:]) == sorted(3 * all_of_them)
+    assert found[LINEAR].as_record()["times"]["16"]["rounds"] == 2
 
 
 def test_a_wrong_contender_gets_no_curve() -> None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from torch import Tensor
 
-from polaformer.analysis.agreement import Attention
-from polaformer.bench import runner
+from polaformer.analysis.agreement import Attention, Shape
+from polaformer.bench import op, runner
 from polaformer.bench.contenders import (
     BASELINE,
     COMPILED,
@@ -20,12 +20,16 @@ from polaformer.bench.contenders import (
     working,
 )
 from polaformer.bench.correctness import TOLERANCE, relative_error
-from polaformer.bench.op import SGEMM_SIZE, benchmark
+from polaformer.bench.op import SGEMM_SIZE, OpResult
 from polaformer.bench.runner import BenchSettings
 from polaformer.ops.polarity import backends, reference
 from polaformer.ops.polarity.operator import polarity_attention
 
 SHAPE = (1, 2, 24, 6)
+
+
+def benchmark(shape: Shape, contenders: dict[str, Contender], settings: BenchSettings = op.DEFAULTS) -> OpResult:
+    return op.benchmark([shape], contenders, settings)[shape[2]]
 
 
 def contender(attention: Attention) -> Contender:

@@ -177,10 +177,10 @@ def test_what_would_take_too_long_says_so_in_its_cell(
 ) -> None:
     from polaformer.bench import attention
 
-    def skip_reason(before: object, name: str, length: int, setup: object) -> str | None:
+    def forecast(before: object, name: str, length: int, setup: object) -> str | None:
         return "would take about 99 s" if name == "pola" and length == 32 else None
 
-    monkeypatch.setattr(attention, "skip_reason", skip_reason)
+    monkeypatch.setattr(attention, "forecast", forecast)
     code, out, _ = run([*TINY, "--only", "pola"], capsys)
     assert code == 0
     rows = [line for line in out.splitlines() if line.startswith("│ pola")]

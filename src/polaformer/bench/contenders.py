@@ -36,6 +36,7 @@ class Contender:
     reference: Attention  # on float64 inputs, by explicit N×M maps
     linear: Attention | None = None  # the reference in O(N), if there is such a form
     matmuls: str = "polarity"  # of a forward pass: a key of FLOPS
+    holds_maps: bool = False  # N×M maps in memory, which therefore grows with N²
     backend: str | None = None  # of our operator; None for rivals
     is_compiled: bool = False  # its first call at a shape takes long and may fail
     is_safe: bool = True  # False: correct at ordinary magnitudes only, without a derivative; timed to see what safety costs
@@ -147,4 +148,5 @@ CONTENDERS: dict[str, Contender] = {
     "softmax (SDPA)": Contender(lambda _: fused_softmax, softmax_by_maps, matmuls="softmax"),
 }
 # Compared for memory alone: nobody computes it so for speed.
-FOR_MEMORY = {"softmax (materialised)": Contender(lambda _: softmax_by_maps, softmax_by_maps, matmuls="softmax")}
+MATERIALISED = Contender(lambda _: softmax_by_maps, softmax_by_maps, matmuls="softmax", holds_maps=True)
+FOR_MEMORY = {"softmax (materialised)": MATERIALISED}

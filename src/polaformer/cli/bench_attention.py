@@ -71,11 +71,11 @@ class BenchAttention(Timed, Lengths):
         self.load("polaformer.bench.attention")
         from polaformer.analysis.attention_figures import save_mechanisms
         from polaformer.attention import names
-        from polaformer.bench.attention import compare
+        from polaformer.bench.attention import benchmark
 
         compared = chosen(names(), self.only, self.without)
         calls = len(compared) * (1 + (self.rounds + 2) * len(lengths))
-        found, machine = self.time({"lengths": partial(compare, lengths, compared)}, calls, **self.sizes)
+        found, machine = self.time({"lengths": partial(benchmark, lengths, compared)}, calls, **self.sizes)
         rows, setting = found["lengths"], f"{PASSES[self.mode]}, {self.setting}, {threads_text(machine)}"
         record = {"command": "bench attention", "mode": self.mode, "device": self.device, **self.sizes, "lengths": lengths}
         record |= {"machine": machine, "notes": [" ".join(EXPLAINED)], "rows": records(rows)}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.table import Table
 
 from polaformer.cli.bench_options import Report, Timed, records
-from polaformer.cli.bench_tables import IN_BRACKETS, TIMES, Columns, mebibytes, number, ratio_text, skipped_text, table
+from polaformer.cli.bench_tables import IN_BRACKETS, TIMES, Columns, cell, mebibytes, number, ratio_text, skipped_text, table
 from polaformer.cli.errors import UsageError
 from polaformer.cli.output import figure_title, load, machine_lines, threads_text
 from polaformer.errors import nearest
@@ -58,9 +58,8 @@ class BenchModel(Timed):
         from polaformer.bench.model import benchmark
 
         cases = [(name, size) for name in dict.fromkeys(self.models) for size in sorted(set(self.sizes))]
-        options: dict[str, Any] = {"batch": self.batch, "with_compiled": self.compile}
-        jobs = {f"{name}, {size} pixels": partial(benchmark, name, size=size, **options) for name, size in cases}
-        results, machine = self.time(jobs, (ROWS + self.compile) * (self.rounds + 2))
+        jobs = {f"{name}, {size} pixels": partial(benchmark, size, name, with_compiled=self.compile) for name, size in cases}
+        results, machine = self.time(jobs, (ROWS + self.compile) * (self.rounds + 2), batch=self.batch)
         found = {case: rows for case, (rows, _) in zip(cases, results.values(), strict=True)}
         setting = f"{STEPS[self.mode]}, batch {self.batch}, float32, {threads_text(machine)}"
         record: dict[str, Any] = {"command": "bench model", "mode": self.mode, "batch": self.batch, "device": self.device}
@@ -127,12 +126,6 @@ def _tables(found: "dict[tuple[str, int], dict[str, ModelMeasurement]]", setting
     return tables
 
 
-def _images(row: "ModelMeasurement") -> str:
-    if not row.correct:
-        return "incorrect"
-    return skipped_text(row.skipped) if row.skipped else number(row.images_per_second) or "skipped"
-
-
 def _errors(row: "ModelMeasurement") -> str:
     return ", ".join(f"{error:.1e}" for error in (row.logits_error, row.gradients_error) if error is not None)
 
@@ -141,5 +134,5 @@ def _kind(key: str) -> str:
     return "timm's" if key.startswith("timm ") else key
 
 
-COLUMNS: Columns = {"images/s": _images, **TIMES, "against published": _errors}
+COLUMNS: Columns = {"images/s": lambda row: cell(row, number(row.images_per_second)), **TIMES, "against published": _errors}
 SAVED: Columns = {"saved (MiB)": lambda row: mebibytes(row.saved_bytes)}

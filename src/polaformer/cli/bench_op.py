@@ -36,8 +36,8 @@ class BenchOp(Timed, Lengths, Shapes):
 
     All implementations are timed in alternation in one run, in float32. Only one whose output and gradients agree with a slow
     float64 form gets numbers; if any does not, the exit code is 1. One that would take too long or need too much memory is
-    skipped, with the reason. If the rounds at a shape vary too much, it gets no numbers, and the exit code is 75; this does not
-    apply to --lengths, which also leaves out the compiled and the unshifted form.
+    skipped, with the reason. If the rounds at a shape or length vary too much, it gets no numbers, and the exit code is 75.
+    --lengths leaves out the compiled and the unshifted form.
 
     Example: polaformer bench op --shapes 4,4,3136,32 8,3,196,64 --mode both
 
@@ -62,8 +62,9 @@ class BenchOp(Timed, Lengths, Shapes):
     def _at_shapes(self, shapes: "list[Shape]", contenders: "dict[str, Contender]", notes: list[str]) -> Report:
         from polaformer.bench.op import benchmark
 
-        jobs = {shape_text(shape): partial(benchmark, shape, contenders) for shape in shapes}
-        found, machine = self.time(jobs, (len(contenders) + 1) * (self.rounds + 2))
+        jobs = {shape_text(shape): partial(benchmark, [shape], contenders) for shape in shapes}
+        results, machine = self.time(jobs, (len(contenders) + 1) * (self.rounds + 2))
+        found = {shape: next(iter(one.values())) for shape, one in results.items()}
         notes = list(dict.fromkeys([*notes, *(note for one in found.values() for note in one.notes)]))
         rows = [{"shape": shape} | one.as_record() for shape, one in zip(shapes, found.values(), strict=True)]
         shown = [*shape_tables(found, self.mode), *machine_lines(machine), *notes]
@@ -72,17 +73,18 @@ class BenchOp(Timed, Lengths, Shapes):
 
     def _at_lengths(self, shapes: "list[Shape]", contenders: "dict[str, Contender]", notes: list[str]) -> Report:
         from polaformer.analysis.bench_figures import save_times
-        from polaformer.bench.op import time_lengths
+        from polaformer.bench.op import benchmark, curves
 
         # One row per mechanism, and no compiler at every length.
         contenders = {name: one for name, one in contenders.items() if one.is_safe and not one.is_compiled}
-        lengths, calls = [shape[2] for shape in shapes], len(contenders) * (self.rounds + 1) * len(shapes)
-        found, machine = self.time({"lengths": partial(time_lengths, lengths, contenders)}, calls, **self.sizes)
-        curves, setting = found["lengths"], f"{PASSES[self.mode]}, {self.setting}, {threads_text(machine)}"
-        record = self._record(machine, notes) | self.sizes | {"lengths": lengths, "rows": records(curves)}
-        shown = [*_length_tables(curves, lengths, setting), *machine_lines(machine), *notes]
-        draw = partial(save_times, curves=curves, title=figure_title(setting.capitalize(), machine))
-        return Report(record, shown, draw, found)
+        calls = len(contenders) * (1 + (self.rounds + 1) * len(shapes))
+        results, machine = self.time({"lengths": partial(benchmark, shapes, contenders)}, calls)
+        found, setting = results["lengths"], f"{PASSES[self.mode]}, {self.setting}, {threads_text(machine)}"
+        by_name, lengths = curves(found), list(found)
+        record = self._record(machine, notes) | self.sizes | {"lengths": lengths, "rows": records(by_name)}
+        shown = [*_length_tables(by_name, lengths, setting), *machine_lines(machine), *notes]
+        draw = partial(save_times, curves=by_name, title=figure_title(setting.capitalize(), machine))
+        return Report(record, shown, draw, {f"N = {n}": one.rows for n, one in found.items()})
 
     def _record(self, machine: dict[str, Any], notes: list[str]) -> dict[str, Any]:
         return {"command": "bench op", "mode": self.mode, "device": self.device, "machine": machine, "notes": notes}

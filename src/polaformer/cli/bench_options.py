@@ -19,7 +19,7 @@ from polaformer.regular_files import writing
 if TYPE_CHECKING:
     from polaformer.analysis.agreement import Shape
     from polaformer.bench.contenders import Contender
-    from polaformer.bench.runner import BenchSettings
+    from polaformer.bench.runner import BenchSettings, Measurement
 
 
 NONE = tyro.conf.arg(help_behavior_hint="(default: none)")  # tyro shows an empty tuple as "(default: )"
@@ -35,7 +35,7 @@ class Report(NamedTuple):
     record: dict[str, Any]
     shown: Iterable[Table | str]
     draw: Callable[[Path], None]
-    rows: Mapping[str, Mapping[str, Any]]  # by table and name
+    rows: "Mapping[str, Mapping[str, Measurement]]"  # by table and name
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,7 @@ class Bench:
         else:
             print_all(*report.shown, *self.saved_lines())
         rows = [(where, row) for where, rows in report.rows.items() for row in rows.values()]
-        reasons = [(where, getattr(row, "skipped", None) or "") for where, row in rows]
-        noisy = dict.fromkeys(f"{where} is {reason}" for where, reason in reasons if reason.startswith(TOO_NOISY))
+        noisy = dict.fromkeys(f"{where} is {row.skipped}" for where, row in rows if (row.skipped or "").startswith(TOO_NOISY))
         if noisy:
             print_line(
                 f"polaformer bench: {'; '.join(noisy)}. × is high over low of the interval of a median over rounds, "
@@ -138,9 +137,7 @@ class Bench:
 
     def check_common(self, figure_needs: str = "") -> None:
         """Raise UsageError for shared options that make no sense; figure_needs: what is missing for a figure."""
-        cores, rounds = os.cpu_count() or 1, getattr(self, "rounds", 1)
-        if rounds < 1:
-            raise UsageError(f"--rounds is {rounds}; give at least 1")
+        cores = os.cpu_count() or 1
         if not (self.seconds > 0 and isfinite(self.seconds)):
             raise UsageError(f"--seconds is {self.seconds}; give a positive number")
         if self.threads is not None and not 1 <= self.threads <= cores:
@@ -199,6 +196,12 @@ class Timed(Bench):
     rounds: int = 30
     """Maximum number of timing rounds."""
 
+    def check_common(self, figure_needs: str = "") -> None:
+        """Also raise UsageError for a bad number of rounds."""
+        if self.rounds < 1:
+            raise UsageError(f"--rounds is {self.rounds}; give at least 1")
+        super().check_common(figure_needs)
+
     def time(
         self, jobs: "Mapping[str, Callable[[BenchSettings], Found]]", calls: int, **sizes: Any
     ) -> tuple[dict[str, Found], dict[str, Any]]:
@@ -206,7 +209,7 @@ class Timed(Bench):
         from polaformer.analysis.machine import described
         from polaformer.bench.runner import BenchSettings
 
-        settings = BenchSettings(self.mode in ("both", "train"), self.rounds, self.seconds, self.device, **sizes)
+        settings = BenchSettings(self.mode in ("both", "train"), self.rounds, self.seconds, self.device, self.threads, **sizes)
         with described(self.threads) as machine:
             found = run_jobs(jobs, settings, calls)
         return found, machine
