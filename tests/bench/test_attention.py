@@ -13,10 +13,20 @@ from polaformer.attention import facts, names, registry
 from polaformer.attention.core import Facts
 from polaformer.attention.mechanisms.linear import LinearCore
 from polaformer.bench import attention, runner
-from polaformer.bench.attention import BOTH, FORWARD, SMALL, Cost, MechanismCurve, Point, build, compare, core_pass, correctness
-from polaformer.bench.runner import Settings
+from polaformer.bench.attention import (
+    BOTH,
+    FORWARD,
+    SMALL,
+    MechanismCurve,
+    MechanismMeasurement,
+    benchmark,
+    build,
+    core_pass,
+    relative_error,
+)
+from polaformer.bench.runner import BenchSettings, Cost
 
-TINY = Settings(num_heads=2, width=8, rounds=1, seconds=60.0)  # one: several may disagree, and are then refused
+TINY = BenchSettings(num_heads=2, width=8, rounds=1, seconds=60.0)  # one: several may disagree, and are then refused
 
 
 class WrongCore(LinearCore):
@@ -33,7 +43,7 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, type[nn.Module]]
 
 @pytest.mark.parametrize("name", names())
 def test_every_registered_mechanism_agrees_with_its_maps_in_float64(name: str) -> None:
-    assert correctness(name, TINY, 67) < 1e-5
+    assert relative_error(name, TINY, 67) < 1e-5
 
 
 @pytest.mark.parametrize("name", [name for name in names() if facts(name).approximates and facts(name).cost != "quadratic"])
@@ -42,7 +52,7 @@ def test_the_check_reaches_the_path_that_is_not_all_pairs(name: str) -> None:
     if name == "hedgehog":
         assert name not in SMALL
         return
-    settings, inputs = Settings(num_heads=2, width=8), random_inputs((1, 2, attention.SHORT, 8))
+    settings, inputs = BenchSettings(num_heads=2, width=8), random_inputs((1, 2, attention.SHORT, 8))
     small, large = (build(name, attention.SHORT, settings, **options) for options in (SMALL[name], {}))
     with torch.no_grad(), attention.seeded(0, "cpu"):
         assert not torch.allclose(small(*inputs[:3]), large(*inputs[:3]), atol=1e-3)
@@ -50,15 +60,15 @@ def test_the_check_reaches_the_path_that_is_not_all_pairs(name: str) -> None:
 
 def test_a_wrong_mechanism_gets_no_number_and_comes_last(register: Callable[[str, type[nn.Module]], None]) -> None:
     register("a wrong one", WrongCore)
-    rows = compare([16, 32], ["a wrong one", "softmax"], TINY)
+    rows = benchmark([16, 32], ["a wrong one", "softmax"], TINY)
     assert list(rows) == ["softmax", "a wrong one"]
     assert not rows["a wrong one"].correct
-    assert all(point == Point(rows["a wrong one"].error) for point in rows["a wrong one"].points.values())
+    assert all(point == MechanismMeasurement(rows["a wrong one"].error) for point in rows["a wrong one"].points.values())
 
 
 def test_a_row_has_time_speedup_and_three_kinds_of_memory_at_every_length() -> None:
     told: list[str] = []
-    rows = compare([32, 16], ["linear", "linformer", "softmax"], replace(TINY, on_call=told.append))
+    rows = benchmark([32, 16], ["linear", "linformer", "softmax"], replace(TINY, on_call=told.append))
     for row in rows.values():
         assert list(row.points) == [16, 32]
         for point in row.points.values():
@@ -92,7 +102,7 @@ def test_measuring_leaves_the_callers_random_numbers_alone() -> None:
     torch.manual_seed(3)
     expected = torch.rand(4)
     torch.manual_seed(3)
-    correctness("skyformer", TINY, 16)
+    relative_error("skyformer", TINY, 16)
     build("performer", 16, TINY)
     assert torch.equal(torch.rand(4), expected)
 
@@ -114,26 +124,26 @@ def test_cost_grows_by_class() -> None:
 
 def test_a_call_that_would_take_too_long_or_too_much_memory_is_foretold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "available_bytes", lambda: 10**9)
-    setup = Settings(seconds=10)
-    assert attention.skip_reason(None, "softmax", 10**6, setup) is None
-    assert attention.skip_reason(Cost(1024, 0.5, 10**6), "linear", 4096, setup) is None
-    assert attention.skip_reason(Cost(1024, 1.0, 10**6), "softmax", 4096, setup) == "would take about 16 s"
-    needs = attention.skip_reason(Cost(1024, 1e-3, 10**8), "softmax", 4096, setup)
+    setup = BenchSettings(seconds=10)
+    assert attention.forecast(None, "softmax", 10**6, setup) is None
+    assert attention.forecast(Cost(1024, 0.5, 10**6), "linear", 4096, setup) is None
+    assert attention.forecast(Cost(1024, 1.0, 10**6), "softmax", 4096, setup) == "would take about 16 s"
+    needs = attention.forecast(Cost(1024, 1e-3, 10**8), "softmax", 4096, setup)
     assert needs == "would need about 1.6 GB of memory, 0.8 GB may be used"
     # Softmax on a fused kernel takes quadratic time in linear memory.
     linear = Cost.after(Cost(256, 1e-3, 10**7), 1024, 1e-3, 4 * 10**7)
     assert linear.exponent == pytest.approx(1.0)
-    assert attention.skip_reason(linear, "softmax", 4096, setup) is None
+    assert attention.forecast(linear, "softmax", 4096, setup) is None
 
 
 def test_what_is_skipped_says_why_and_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "available_bytes", lambda: 10**8)  # N² of the synthesizer at 4096 tokens take 128 MiB
-    setup = Settings(num_heads=2, width=8, rounds=1, seconds=5)
+    setup = BenchSettings(num_heads=2, width=8, rounds=1, seconds=5)
     made: list[tuple[str, int]] = []
     monkeypatch.setattr(
         attention, "build", lambda name, n, *rest, **more: made.append((name, n)) or build(name, n, *rest, **more)
     )
-    rows = compare([32, 4096], ["synthesizer", "linear"], setup)
+    rows = benchmark([32, 4096], ["synthesizer", "linear"], setup)
     assert list(rows) == ["linear", "synthesizer"]
     point = rows["synthesizer"].points[4096]
     assert point.timing is None
@@ -145,7 +155,7 @@ def test_what_is_skipped_says_why_and_is_not_built(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_first_length_that_is_long_is_foretold_from_a_short_one() -> None:
-    rows = compare([2**17, 2**18], ["softmax"], Settings(num_heads=1, width=8, rounds=1, seconds=0.5))
+    rows = benchmark([2**17, 2**18], ["softmax"], BenchSettings(num_heads=1, width=8, rounds=1, seconds=0.5))
     assert all("would take about" in point.reasons[FORWARD] for point in rows["softmax"].points.values())
 
 
@@ -160,7 +170,7 @@ def test_a_length_that_is_too_noisy_has_no_numbers_but_its_memory(
         return {name: Timing((1.0, 2.0, 4.0) * 5 if name == noisy else (1.0,) * 15, 0.0) for name in calls}
 
     monkeypatch.setattr(runner, "measure", measure)
-    for row in compare([16, 32], names, TINY).values():
+    for row in benchmark([16, 32], names, TINY).values():
         assert row.slope() is None
         for point in row.points.values():
             assert (point.timing, point.speedup, point.rank) == (None, None, None)
@@ -171,7 +181,7 @@ def test_a_length_that_is_too_noisy_has_no_numbers_but_its_memory(
 def test_rows_without_a_time_at_the_longest_length_come_after_those_with_one() -> None:
     def row(*medians: float | None) -> MechanismCurve:
         times = [None if median is None else Timing((median,), 0.0) for median in medians]
-        return MechanismCurve({n: Point(0.0, timing) for n, timing in enumerate(times)}, Facts("linear"))
+        return MechanismCurve({n: MechanismMeasurement(0.0, timing) for n, timing in enumerate(times)}, Facts("linear"))
 
     rows = {"late": row(1.0, None), "later": row(2.0, None), "slow": row(9.0, 8.0), "fast": row(9.0, 7.0)}
     assert sorted(rows, key=lambda name: attention._slowness(rows[name])) == ["fast", "slow", "late", "later"]

@@ -7,9 +7,9 @@ from torch import Tensor
 from polaformer.analysis.agreement import Pass, differences, random_inputs, worst
 from polaformer.bench import correctness as correctness_module
 from polaformer.bench.contenders import CONTENDERS, Contender, polarity_in_linear_form, working
-from polaformer.bench.correctness import TOLERANCE, correctness, correctness_at_length
-from polaformer.bench.op import benchmark, time_lengths
-from polaformer.bench.runner import Settings
+from polaformer.bench.correctness import TOLERANCE, relative_error, relative_error_at_length
+from polaformer.bench.op import benchmark, curves
+from polaformer.bench.runner import BenchSettings
 from polaformer.ops.polarity import reference
 from polaformer.ops.polarity.operator import polarity_attention
 
@@ -30,8 +30,8 @@ def wrong_in(rows: slice, linear: object) -> Contender:
 @pytest.mark.parametrize("linear", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("rows", [slice(1, 60), slice(97, 98), slice(195, 196)], ids=str)
 def test_one_wrong_row_anywhere_is_found(rows: slice, linear: object) -> None:
-    assert correctness(wrong_in(slice(0, 0), linear), (1, 2, 196, 8)) < TOLERANCE / 5
-    assert correctness(wrong_in(rows, linear), (1, 2, 196, 8)) > 0.01
+    assert relative_error(wrong_in(slice(0, 0), linear), (1, 2, 196, 8)) < TOLERANCE / 5
+    assert relative_error(wrong_in(rows, linear), (1, 2, 196, 8)) > 0.01
 
 
 @pytest.mark.parametrize("linear", FORMS.values(), ids=FORMS)
@@ -40,17 +40,17 @@ def test_a_gradient_that_is_wrong_in_one_row_is_found(linear: object) -> None:
         stopped = torch.cat([q[:, :, :97], q[:, :, 97:98].detach(), q[:, :, 98:]], dim=2)
         return polarity_attention(stopped, k, v, power)
 
-    assert correctness(Contender(lambda _: wrong, reference.polarity_attention, linear), (1, 2, 196, 8)) > 0.001
+    assert relative_error(Contender(lambda _: wrong, reference.polarity_attention, linear), (1, 2, 196, 8)) > 0.001
 
 
 def test_one_wrong_row_beyond_the_longest_length_with_gradients_is_found_and_gets_no_number() -> None:
     shape, wrong = (1, 1, 6000, 8), wrong_in(slice(4999, 5000), polarity_in_linear_form)
-    assert correctness(wrong, shape) < TOLERANCE
+    assert relative_error(wrong, shape) < TOLERANCE
     for backward in (False, True):
-        rows = benchmark(shape, contenders={"wrong": wrong}, settings=Settings(backward=backward, rounds=1)).rows
+        rows = benchmark([shape], {"wrong": wrong}, BenchSettings(backward=backward, rounds=1))[6000].rows
         assert not rows["wrong"].correct
         assert rows["wrong"].timing is None
-    curve = time_lengths([512, 6000], {"wrong": wrong}, Settings(rounds=1, num_heads=1, width=8))["wrong"]
+    curve = curves(benchmark([(1, 1, 512, 8), shape], {"wrong": wrong}, BenchSettings(rounds=1)))["wrong"]
     assert not curve.correct
     assert [point.timing for point in curve.points.values()] == [None, None]
 
@@ -62,7 +62,7 @@ def test_where_an_output_is_huge_its_beginning_middle_and_end_are_compared(monke
 
     def error(row: int) -> float:
         contender = wrong_in(slice(row, row + 1), polarity_in_linear_form)
-        return correctness_at_length(contender, Pass(contender.build((1, 1, 6000, 8)), inputs, False))
+        return relative_error_at_length(contender, Pass(contender.build((1, 1, 6000, 8)), inputs, False))
 
     assert min(error(row) for row in (0, 9, 3000, 5990, 5999)) > 0.01
     assert error(1000) < TOLERANCE  # not looked at, as the docstring says
@@ -72,7 +72,7 @@ def test_a_linear_form_that_is_not_the_mechanism_is_found() -> None:
     def another(q: Tensor, k: Tensor, v: Tensor, power: Tensor) -> Tensor:
         return polarity_in_linear_form(q, k, v, power, eps=1e-3)
 
-    assert correctness(Contender(lambda _: another, reference.polarity_attention, another), (1, 2, 64, 8)) > TOLERANCE
+    assert relative_error(Contender(lambda _: another, reference.polarity_attention, another), (1, 2, 64, 8)) > TOLERANCE
 
 
 @pytest.mark.parametrize("name", [name for name, one in CONTENDERS.items() if one.linear is not None])
@@ -93,7 +93,7 @@ def test_at_tiny_shapes_nobody_is_refused_for_rounding(shape: tuple[int, int, in
     there = {name: one for name, one in working(backward=False)[0].items() if not one.is_compiled}
     assert "polarity (torch)" in there
     for name, one in there.items():
-        assert correctness(one, shape) < TOLERANCE, name
+        assert relative_error(one, shape) < TOLERANCE, name
 
 
 def wrong_value(q: Tensor, k: Tensor, v: Tensor, power: Tensor) -> Tensor:
@@ -120,4 +120,4 @@ def wrong_in_power(q: Tensor, k: Tensor, v: Tensor, power: Tensor) -> Tensor:
 @pytest.mark.parametrize("shape", [*TINY, (2, 4, 300, 32)], ids=str)
 def test_at_tiny_shapes_too_what_is_wrong_by_a_thousandth_is_refused(wrong, shape: tuple[int, int, int, int]) -> None:
     one = Contender(lambda _: wrong, reference.polarity_attention, polarity_in_linear_form)
-    assert correctness(one, shape) > 3 * TOLERANCE
+    assert relative_error(one, shape) > 3 * TOLERANCE

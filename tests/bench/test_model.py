@@ -12,13 +12,13 @@ from polaformer.backbones import list_models
 from polaformer.bench import model as bench_model
 from polaformer.bench import runner
 from polaformer.bench.model import OURS, PUBLISHED, TIMM, TWIN, benchmark, build
-from polaformer.bench.runner import Settings
+from polaformer.bench.runner import BenchSettings
 
-QUICK = Settings(rounds=1, seconds=40.0)  # one round: several may disagree, and are then refused
+QUICK = BenchSettings(rounds=1, seconds=40.0, batch=2)  # one round: several may disagree, and are then refused
 
 
-def small(name: str, **settings: object) -> dict[str, bench_model.ModelRow]:
-    return benchmark(name, replace(QUICK, **settings), size=64, batch=2, num_classes=5, **SMALL[name])[0]  # type: ignore[arg-type]
+def small(name: str, **settings: object) -> dict[str, bench_model.ModelMeasurement]:
+    return benchmark(64, name, replace(QUICK, **settings), num_classes=5, **SMALL[name])[0]  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)

@@ -163,7 +163,7 @@ def test_an_incorrect_mechanism_shows_no_number_and_gives_code_1_even_where_it_i
 
     samples = (0.01, 0.02) if noisy else (0.01, 0.01)
     monkeypatch.setattr(runner, "measure", lambda calls, **_: dict.fromkeys(calls, Timing(samples, 0.0)))
-    monkeypatch.setattr(attention, "correctness", lambda name, *_: 1e-3 if name == "pola" else 0.0)
+    monkeypatch.setattr(attention, "relative_error", lambda name, *_: 1e-3 if name == "pola" else 0.0)
     code, out, err = run([*TINY, "--only", "pola"], capsys)
     assert code == 1
     assert ("too noisy: softmax ×2.00" in " ".join(err.split())) == noisy
@@ -177,10 +177,10 @@ def test_what_would_take_too_long_says_so_in_its_cell(
 ) -> None:
     from polaformer.bench import attention
 
-    def skip_reason(before: object, name: str, length: int, setup: object) -> str | None:
+    def forecast(before: object, name: str, length: int, setup: object) -> str | None:
         return "would take about 99 s" if name == "pola" and length == 32 else None
 
-    monkeypatch.setattr(attention, "skip_reason", skip_reason)
+    monkeypatch.setattr(attention, "forecast", forecast)
     code, out, _ = run([*TINY, "--only", "pola"], capsys)
     assert code == 0
     rows = [line for line in out.splitlines() if line.startswith("│ pola")]

@@ -3,7 +3,7 @@
 import pytest
 
 from polaformer.analysis.timing import Ratio, Timing
-from polaformer.bench.op import OpRow, Result
+from polaformer.bench.op import OpMeasurement, OpResult
 from polaformer.cli.bench_op import shape_tables
 from polaformer.cli.bench_tables import ratio_text
 from polaformer.cli.output import print_all
@@ -11,13 +11,13 @@ from polaformer.cli.output import print_all
 PUBLISHED, COMPILED, OURS = "polarity (published)", "published, torch.compile", "polarity (cpu)"
 
 
-def _result(speedups: dict[str, float], saved: int | None) -> Result:
+def _result(speedups: dict[str, float], saved: int | None) -> OpResult:
     timing = Timing((0.001, 0.001), 0.001)
     rows = {}
     for name, speedup in speedups.items():
         over = Ratio.of([speedups[OURS] / speedup])
-        rows[name] = OpRow(1e-7, timing, Ratio.of([speedup]), saved_bytes=saved, fastest_over=over)
-    return Result(rows, None, OURS, [])
+        rows[name] = OpMeasurement(1e-7, timing, Ratio.of([speedup]), saved_bytes=saved, fastest_over=over)
+    return OpResult(rows, None, OURS, [])
 
 
 @pytest.mark.parametrize("compiled_at", [0, 1])

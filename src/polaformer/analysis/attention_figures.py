@@ -5,7 +5,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polaformer.analysis.bench_figures import MARKERS, Curve
+from polaformer.analysis.bench_figures import MARKERS, Line
 from polaformer.analysis.figures import new_figure, style
 from polaformer.analysis.training_figures import PALETTE
 
@@ -35,7 +35,7 @@ def grouped(names: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
-def save_mechanisms(path: Path, mechanisms: Mapping[str, "runner.Curve"], *, title: str) -> None:
+def save_mechanisms(path: Path, mechanisms: Mapping[str, "runner.LengthCurve"], *, title: str) -> None:
     """Time above, memory below, against the number of tokens on logarithmic axes; softmax and pola in every panel."""
     times, memory = (
         {name: one.values(attribute) for name, one in mechanisms.items()} for attribute in ("median", "forward_bytes")
@@ -58,7 +58,7 @@ def save_mechanisms(path: Path, mechanisms: Mapping[str, "runner.Curve"], *, tit
         figure.savefig(path)
 
 
-def _draw(axes: "Axes", names: Sequence[str], curves: Mapping[str, Curve], scale: float) -> None:
+def _draw(axes: "Axes", names: Sequence[str], curves: Mapping[str, Line], scale: float) -> None:
     """One line per mechanism; colours follow the order of the names."""
     looks = zip(cycle(PALETTE[1:]), cycle(MARKERS), strict=False)
     for name in names:

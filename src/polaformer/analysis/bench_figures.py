@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from polaformer.bench import runner
-    from polaformer.bench.memory import Answer
+    from polaformer.bench.memory import MemoryMeasurement
 
-Curve = Mapping[int, float | None]  # by number of tokens or pixels; None: not measured
+Line = Mapping[int, float | None]  # by number of tokens or pixels; None: not measured
 MARKERS = "osD^vPX"
 
 
-def save_times(path: Path, curves: Mapping[str, "runner.Curve"], *, title: str) -> None:
+def save_times(path: Path, curves: Mapping[str, "runner.LengthCurve"], *, title: str) -> None:
     """Milliseconds against the number of tokens, slopes in the legend."""
     lines = {}
     for name, curve in curves.items():
@@ -36,21 +36,21 @@ def save_times(path: Path, curves: Mapping[str, "runner.Curve"], *, title: str) 
         figure.savefig(path)
 
 
-def save_memory(path: Path, found: Mapping[int, Mapping[str, "Answer"]], *, peak: str, title: str) -> None:
+def save_memory(path: Path, found: Mapping[int, Mapping[str, "MemoryMeasurement"]], *, peak: str, title: str) -> None:
     """MiB against the number of tokens: one panel per kind of memory, one line per contender.
 
-    found: the answers by number of tokens, then by contender; peak: the kind that is drawn, "allocated" or "resident".
+    found: the measurements by number of tokens, then by contender; peak: the kind that is drawn, "allocated" or "resident".
     """
     kinds = {
-        "saved": "saved for backward, including inputs",
+        "saved_bytes": "saved for backward, including inputs",
         f"forward_{peak}": f"forward, {peak} beyond the inputs",
         f"both_{peak}": f"forward and backward, {peak}",
     }
     panels: dict[str, dict[str, dict[int, float | None]]] = {label: {} for label in kinds.values()}
     for kind, label in kinds.items():
-        for length, answers in found.items():
-            for name, one in answers.items():
-                size = one.value(kind)
+        for length, rows in found.items():
+            for name, one in rows.items():
+                size = getattr(one, kind)
                 panels[label].setdefault(name, {})[length] = None if size is None else size / 2**20
     _save_panels(path, panels, title, "number of tokens N", "MiB", size=(3.6 * len(panels), 4.6), sharey=True)
 
@@ -70,7 +70,7 @@ def save_images_per_second(path: Path, found: Mapping[tuple[str, int], Mapping[s
 
 def _save_panels(
     path: Path,
-    panels: Mapping[str, Mapping[str, Curve]],
+    panels: Mapping[str, Mapping[str, Line]],
     title: str,
     x_label: str,
     y_label: str,
@@ -92,7 +92,7 @@ def _save_panels(
         figure.savefig(path)
 
 
-def _draw(axes: "Axes", curves: Mapping[str, Curve], most_labels: int = 6) -> None:
+def _draw(axes: "Axes", curves: Mapping[str, Line], most_labels: int = 6) -> None:
     """One line per contender on logarithmic axes; colours follow the order of the names, measured or not."""
     for (name, curve), colour, marker in zip(curves.items(), cycle(PALETTE), cycle(MARKERS), strict=False):
         points = [(x, y) for x, y in curve.items() if y is not None]

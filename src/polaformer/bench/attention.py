@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from math import log
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,9 @@ from polaformer.analysis.call_memory import allocated_peak, saved_bytes
 from polaformer.analysis.timing import quickest
 from polaformer.attention import create, facts
 from polaformer.attention.core import Facts
-from polaformer.bench import runner
-from polaformer.bench.runner import Curve, Row, Settings, seeded
+from polaformer.bench.runner import BenchSettings, Cost, LengthCurve, Measurement, seeded, skip_reason, time_in_turns
 
-YARDSTICK = "softmax"
+BASELINE = "softmax"
 TOLERANCE = 1e-4  # of float32 against maps in float64; correct ones stay near 1e-6, and iterated inverses lose a digit
 SHORT = 257  # tokens at which correctness is checked: not a multiple of blocks, chunks and landmarks
 PROBES = (SHORT, 4 * SHORT)  # tokens that are tried first if the first length has more
@@ -41,12 +40,13 @@ DRAWS = 3  # in the check of a stochastic mechanism
 USABLE = 0.8  # of the free memory: a forecast may be too low, and other programs grow too
 FORWARD, BOTH, SAVED = "forward", "both", "saved"  # inference; forward and backward; what is saved between the two
 PASSES = (FORWARD, BOTH)
+Known = dict[tuple[str, str], Cost]  # by name and pass (FORWARD or BOTH): the longest that was measured
 # The keys of the record's "facts", and the facts that they name.
 FACTS = {name: name for name in ("cost", "approximates", "stochastic", "cross", "needs_length")} | {"together": "mixes_queries"}
 
 
 @dataclass(frozen=True)
-class Point(Row):
+class MechanismMeasurement(Measurement):
     """What was measured of one mechanism at one length; the baseline is softmax."""
 
     timed: str = FORWARD  # which pass the timing is of
@@ -69,10 +69,10 @@ class Point(Row):
 
 
 @dataclass(frozen=True)
-class MechanismCurve(Curve):
+class MechanismCurve(LengthCurve):
     """What was measured of one mechanism."""
 
-    points: Mapping[int, Point]
+    points: Mapping[int, MechanismMeasurement]
     facts: Facts
 
     def as_record(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class MechanismCurve(Curve):
         return {"facts": known, **found}
 
 
-def build(name: str, length: int, settings: Settings, **options: Any) -> nn.Module:
+def build(name: str, length: int, settings: BenchSettings, **options: Any) -> nn.Module:
     """The mechanism in evaluation mode, with the same parameters in every run."""
     sized = {"max_length": length} if facts(name).needs_length else {}
     with seeded(0, settings.device):
@@ -98,7 +98,7 @@ def core_pass(core: nn.Module, inputs: Inputs, *, backward: bool) -> Pass:
     return Pass(lambda q, k, v, _: core(q, k, v), inputs, backward, tuple(core.parameters()))
 
 
-def compare(lengths: Sequence[int], names: Sequence[str], settings: Settings) -> dict[str, MechanismCurve]:
+def benchmark(lengths: Sequence[int], names: Sequence[str], settings: BenchSettings) -> dict[str, MechanismCurve]:
     """A row for each mechanism, fastest first: check all of them, then measure them in turns at each length, ascending.
 
     A mechanism that would take longer than settings.seconds for one call, or more memory than is free, judging by its growth
@@ -108,7 +108,9 @@ def compare(lengths: Sequence[int], names: Sequence[str], settings: Settings) ->
     lengths, points = sorted(set(lengths)), {}
     for name in names:
         settings.on_call(f"checking {name}")
-        points[name] = Point(correctness(name, settings, min(lengths[-1], SHORT)), timed=PASSES[settings.backward])
+        points[name] = MechanismMeasurement(
+            relative_error(name, settings, min(lengths[-1], SHORT)), timed=PASSES[settings.backward]
+        )
     right = {name: point for name, point in points.items() if point.correct}
     known: Known = {}
     allocated_peak(lambda: None)  # the profiler's first start takes seconds
@@ -119,7 +121,7 @@ def compare(lengths: Sequence[int], names: Sequence[str], settings: Settings) ->
     return {name: rows[name] for name in sorted(rows, key=lambda name: _slowness(rows[name]))}
 
 
-def correctness(name: str, settings: Settings, length: int) -> float:
+def relative_error(name: str, settings: BenchSettings, length: int) -> float:
     """The worst relative error of output and gradients in float32 against the mechanism's own maps in float64, batch 1.
 
     It is checked with the options it is timed with, and with those of SMALL. A stochastic mechanism gets the same draw in both
@@ -146,16 +148,18 @@ def correctness(name: str, settings: Settings, length: int) -> float:
     return float(errors.median(dim=1).values.max())  # NaN wins in both
 
 
-def _measure(length: int, blank: Mapping[str, Point], settings: Settings, known: "Known") -> dict[str, Point]:
+def _measure(
+    length: int, blank: Mapping[str, MechanismMeasurement], settings: BenchSettings, known: Known
+) -> dict[str, MechanismMeasurement]:
     """The blank points with what is measured at this length; updates `known`."""
     timed, (points, passes) = PASSES[settings.backward], _measure_memory(length, blank, settings, known)
     for name in passes:
         # All cores exist now, each with its parameters: one that fitted alone may not fit any more.
         peak = getattr(points[name], f"{timed}_bytes")
-        points[name] = replace(points[name], skipped=runner.skip_reason(peak, 0, settings, USABLE))
+        points[name] = replace(points[name], skipped=skip_reason(peak, 0, settings, USABLE))
     calls = {name: one for name, one in passes.items() if points[name].skipped is None}
     announced = replace(settings, on_call=lambda name: settings.on_call(f"{name}, {length} tokens"))
-    points = runner.time_in_turns(calls, points, YARDSTICK, announced)
+    points = time_in_turns({length: calls}, {length: points}, BASELINE, announced)[length]
     for name, point in points.items():
         if point.timing is not None and point.timing.best is not None:
             known[name, timed] = known[name, timed]._replace(seconds=point.timing.best)
@@ -163,14 +167,14 @@ def _measure(length: int, blank: Mapping[str, Point], settings: Settings, known:
 
 
 def _measure_memory(
-    length: int, blank: Mapping[str, Point], settings: Settings, known: "Known"
-) -> tuple[dict[str, Point], dict[str, Pass]]:
+    length: int, blank: Mapping[str, MechanismMeasurement], settings: BenchSettings, known: Known
+) -> tuple[dict[str, MechanismMeasurement], dict[str, Pass]]:
     """The blank points with their memory, and the passes to be timed of those that were tried; updates `known`."""
     points, passes = {}, {}
     inputs = random_inputs(settings.shape(length), device=settings.device)
     for name, point in blank.items():
         settings.on_call(f"memory: {name}, {length} tokens")
-        reasons = {kind: skip_reason(known.get((name, kind)), name, length, settings) for kind in PASSES}
+        reasons = {kind: forecast(known.get((name, kind)), name, length, settings) for kind in PASSES}
         reasons[BOTH] = reasons[FORWARD] or reasons[BOTH]  # no backward without forward
         untried = {kind: reason for kind, reason in reasons.items() if reason is not None}
         points[name] = replace(point, untried=untried, skipped=untried.get(point.timed))
@@ -194,32 +198,9 @@ def _measure_memory(
     return points, passes
 
 
-class Cost(NamedTuple):
-    """The cost of one call at one length."""
-
-    length: int
-    seconds: float
-    size: int  # bytes, parameters included
-    exponent: float = 2.0  # with which size grew up to here: that of softmax grows less than its time does
-
-    @classmethod
-    def after(cls, before: "Cost | None", length: int, seconds: float, size: int) -> "Cost":
-        """With the exponent since `before`, a shorter length."""
-        if before is None:
-            return cls(length, seconds, size)
-        return cls(length, seconds, size, max(1.0, log(size / before.size) / log(length / before.length)))
-
-
-Known = dict[tuple[str, str], Cost]  # by name and pass (FORWARD or BOTH): the longest that was measured
-
-
-def skip_reason(before: Cost | None, name: str, length: int, settings: Settings) -> str | None:
+def forecast(before: Cost | None, name: str, length: int, settings: BenchSettings) -> str | None:
     """Why a call at this length is not worth trying, from the cost of a shorter one; None if it is, or if none is known."""
-    if before is None:
-        return None
-    times = growth(facts(name).cost, before.length, length)
-    size = round(min(times, (length / before.length) ** before.exponent) * before.size)
-    return runner.skip_reason(size, times * before.seconds, settings, USABLE)
+    return before and before.skip_reason(length, growth(facts(name).cost, before.length, length), settings, USABLE)
 
 
 def growth(cost: str, few: int, many: int) -> float:

@@ -27,7 +27,7 @@ def cut(shape: Shape, most: int = LONGEST_CHECKED) -> Shape:
     return shape[0], shape[1], min(shape[2], most), shape[3]
 
 
-def correctness(contender: Contender, shape: Shape, device: str = "cpu") -> float:
+def relative_error(contender: Contender, shape: Shape, device: str = "cpu") -> float:
     """The worst relative error over all rows of output and gradients at `shape`, cut to LONGEST_CHECKED tokens."""
     shape = cut(shape)
     inputs, attention = random_inputs(shape, device=device), contender.build(shape)
@@ -39,12 +39,12 @@ def correctness(contender: Contender, shape: Shape, device: str = "cpu") -> floa
     return largest(found, _linear_form(contender.linear, contender.reference, affordable, device))
 
 
-def correctness_at_length(contender: Contender, one: Pass) -> float:
+def relative_error_at_length(contender: Contender, one: Pass) -> float:
     """The relative error of the output of exactly what is timed, for lengths beyond LONGEST_CHECKED tokens.
 
     Compares every row of outputs of up to WHOLE numbers, and of larger ones the first, middle and last STRETCH rows, which
     attend to all keys; other rows and gradients are not compared. Returns 0 for a mechanism without a form in O(N), softmax,
-    and for a length that `correctness` has compared in full.
+    and for a length that `relative_error` has compared in full.
     """
     num_tokens = one.inputs.q.shape[2]
     if contender.linear is None or num_tokens <= LONGEST_CHECKED:

@@ -1,7 +1,7 @@
 """Memory of the operator and its rivals, each at each shape measured in a separate process.
 
-`probe` starts `python -m polaformer.bench.memory` with the arguments of `answer` as JSON, which prints an Answer as JSON on its
-last line.
+`probe` starts `python -m polaformer.bench.memory` with the arguments of `measure_here` as JSON, which prints the fields of a
+MemoryMeasurement as JSON on its last line.
 """
 
 import json
@@ -9,19 +9,25 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from math import isqrt
+from typing import Any
 
 import torch
 
 from polaformer.analysis.agreement import Pass, Shape, random_inputs
 from polaformer.analysis.call_memory import allocated_peak, resident_peak, saved_bytes
 from polaformer.analysis.machine import available_bytes
-from polaformer.bench.contenders import CONTENDERS, FOR_MEMORY
-from polaformer.bench.correctness import TOLERANCE, correctness, cut
-from polaformer.bench.runner import Settings
+from polaformer.bench.contenders import CONTENDERS, FOR_MEMORY, Contender
+from polaformer.bench.correctness import cut, relative_error
+from polaformer.bench.op import check, forecast
+from polaformer.bench.runner import BenchSettings, Measurement
 
 WARM_UP = 256  # tokens: everything is loaded, little is allocated
+FORECAST_NUMBERS = 2**25  # of a map, 128 MB, in the call that a forecast is from
+USABLE = 0.9  # of the free memory
+PEAKS = ("forward_allocated", "both_allocated", "forward_resident", "both_resident")
 ENVIRONMENT = {
     # The C library returns larger blocks as soon as they are freed, instead of keeping some of them for later.
     "MALLOC_MMAP_THRESHOLD_": "65536",
@@ -30,60 +36,63 @@ ENVIRONMENT = {
 }
 
 
-class Answer(NamedTuple):
-    """Bytes beyond the inputs, of forward alone and of forward and backward; or why there are none."""
+@dataclass(frozen=True)
+class MemoryMeasurement(Measurement):
+    """Bytes beyond the inputs, of forward alone and of forward and backward; `skipped` also says why a process failed."""
 
-    error: float | None = None
     inputs: int | None = None
-    saved: int | None = None
     forward_allocated: int | None = None
     forward_resident: int | None = None
     both_allocated: int | None = None
     both_resident: int | None = None
-    failed: str | None = None
-
-    @property
-    def correct(self) -> bool:
-        """Whether what was measured computes what it should."""
-        return self.failed is not None or (self.error is not None and self.error <= TOLERANCE)
 
     def as_record(self) -> dict[str, Any]:
-        """The answer for JSON."""
-        return self._asdict() | {"correct": self.correct}
-
-    def value(self, kind: str) -> int | None:
-        """The bytes of one kind; None if it failed or is incorrect."""
-        return getattr(self, kind) if self.correct else None
+        """The measurement for JSON."""
+        peaks = {name: getattr(self, name) for name in PEAKS}
+        known = {"error": self.error, "inputs": self.inputs, "saved": self.saved_bytes}
+        return known | peaks | {"failed": self.skipped, "correct": self.correct}
 
 
-def benchmark(shape: Shape, names: Iterable[str], threads: int | None, settings: Settings) -> dict[str, Answer]:
-    """The answers for the contenders at a shape, by name; a process may request nine tenths of the free memory."""
-    found = {}
-    for name in names:
+def benchmark(shape: Shape, contenders: Mapping[str, Contender], settings: BenchSettings) -> dict[str, MemoryMeasurement]:
+    """The measurements of the contenders at a shape, by name: check, forecast, then measure each in a separate process.
+
+    A process checks again what it measures; one that compiles is checked there alone. It may request USABLE of the free memory.
+    """
+    plain = {name: one for name, one in contenders.items() if not one.is_compiled}
+    errors, _ = check(plain, [cut(shape, WARM_UP)], settings)
+    found = {name: MemoryMeasurement(errors.get(name)) for name in contenders}
+    right = {name: contenders[name] for name, row in found.items() if row.correct}
+    short = cut(shape, max(1, isqrt(FORECAST_NUMBERS // (shape[0] * shape[1]))))
+    reasons = forecast(right, shape, short, replace(settings, backward=True), USABLE)
+    for name in right:
         settings.on_call(name)
         free = available_bytes() if settings.device == "cpu" else None
-        found[name] = probe(name, shape, settings.device, threads, free and free * 9 // 10, seconds=settings.seconds)
+        question = (name, shape, settings.device, settings.threads, free and int(USABLE * free))
+        skipped = replace(found[name], skipped=reasons[name]) if name in reasons else None
+        found[name] = skipped or probe(*question, seconds=settings.seconds)
     return found
 
 
-def probe(name: str, shape: Shape, device: str, threads: int | None, limit: int | None, *, seconds: float = 120.0) -> Answer:
-    """The `answer` of a fresh process; if it dies or takes longer than `seconds`, the answer gives the reason."""
+def probe(
+    name: str, shape: Shape, device: str, threads: int | None, limit: int | None, *, seconds: float = 120.0
+) -> MemoryMeasurement:
+    """What a fresh process measures; if it dies or takes longer than `seconds`, the reason."""
     command = [sys.executable, "-m", "polaformer.bench.memory", json.dumps([name, shape, device, threads, limit])]
     environment = os.environ | ENVIRONMENT
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
-        return Answer(failed=f"stopped after {seconds:g} s")
+        return MemoryMeasurement(skipped=f"stopped after {seconds:g} s")
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
-        return Answer(failed=f"killed by {name}" + (": out of memory?" if name == "SIGKILL" else ""))
+        return MemoryMeasurement(skipped=f"killed by {name}" + (": out of memory?" if name == "SIGKILL" else ""))
     if done.returncode > 0:
         lines = done.stderr.strip().splitlines()
-        return Answer(failed=f"died with code {done.returncode}" + (f": {lines[-1][:120]}" if lines else ""))
-    return Answer(**json.loads(done.stdout.splitlines()[-1]))
+        return MemoryMeasurement(skipped=f"died with code {done.returncode}" + (f": {lines[-1][:120]}" if lines else ""))
+    return MemoryMeasurement(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def answer(name: str, shape: Shape, device: str, threads: int | None, limit: int | None) -> Answer:
+def measure_here(name: str, shape: Shape, device: str, threads: int | None, limit: int | None) -> MemoryMeasurement:
     """Check that the contender is correct at a small shape, which also loads what it needs, then measure it.
 
     limit: the bytes that the process may request, so that the machine does not run out of memory.
@@ -96,20 +105,23 @@ def answer(name: str, shape: Shape, device: str, threads: int | None, limit: int
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     contender = (CONTENDERS | FOR_MEMORY)[name]
     try:
-        error = correctness(contender, cut(shape, WARM_UP), device)
+        found = MemoryMeasurement(relative_error(contender, cut(shape, WARM_UP), device))
+        if not found.correct:
+            return found
         inputs, attention = random_inputs(shape, device=device), contender.build(shape)
         passes = [Pass(attention, inputs, backward) for backward in (False, True)]
         for one in passes if contender.is_compiled else ():
             one()  # the compiler itself needs memory
-        resident = [resident_peak(one) if device == "cpu" else None for one in passes]
+        resident: list[Any] = [resident_peak(one) if device == "cpu" else None for one in passes]
         allocated = [allocated_peak(one, device) for one in passes]
-        given = sum(x.untyped_storage().nbytes() for x in inputs)
-        return Answer(error, given, saved_bytes(passes[1].recorded), allocated[0], resident[0], allocated[1], resident[1])
+        peaks = dict(zip(PEAKS, [*allocated, *resident], strict=True))
+        inputs_size = sum(x.untyped_storage().nbytes() for x in inputs)
+        return replace(found, inputs=inputs_size, saved_bytes=saved_bytes(passes[1].recorded), **peaks)
     except (MemoryError, RuntimeError) as problem:
         text = next(iter(str(problem).strip().splitlines()), type(problem).__name__)
         is_memory = isinstance(problem, MemoryError) or "memory" in text or "bad_alloc" in text
-        return Answer(failed="out of memory" if is_memory else f"{type(problem).__name__}: {text}")
+        return MemoryMeasurement(skipped="out of memory" if is_memory else f"{type(problem).__name__}: {text}")
 
 
 if __name__ == "__main__":
-    print(json.dumps(answer(*json.loads(sys.argv[1]))._asdict()))
+    print(json.dumps(asdict(measure_here(*json.loads(sys.argv[1])))))

@@ -19,7 +19,7 @@ from polaformer.attention.layer.gate import LinearGate
 from polaformer.attention.layer.published_layer import as_published
 from polaformer.backbones import Backbone, create_model
 from polaformer.bench.contenders import COMPILED, compiled, noting_failure
-from polaformer.bench.runner import Row, Settings, seeded, skip_reason, time_in_turns
+from polaformer.bench.runner import BenchSettings, Measurement, seeded, skip_reason, time_in_turns
 
 OURS, PUBLISHED, TWIN = "ours", "published form", "softmax twin"
 LOGITS_TOLERANCE = 1e-4  # ours and the published form add in different orders, layer after layer
@@ -34,7 +34,7 @@ TIMM |= {f"pvt_v2_b{number}": f"pvt_v2_b{number}" for number in range(6)}
 
 
 @dataclass(frozen=True)
-class ModelRow(Row):
+class ModelMeasurement(Measurement):
     """What was measured of one model at one image size; ratios are those of ours to it, or of its time to that of ours."""
 
     batch: int = 1
@@ -58,45 +58,49 @@ class ModelRow(Row):
 
 
 def benchmark(
-    name: str, settings: Settings, *, size: int, batch: int, with_compiled: bool = False, **options: Any
-) -> tuple[dict[str, ModelRow], list[str]]:
-    """Rows of ours and its rivals in turns, in float32, and notes: inference, or a training step (forward and backward).
+    size: int, name: str, settings: BenchSettings, *, with_compiled: bool = False, **options: Any
+) -> tuple[dict[str, ModelMeasurement], list[str]]:
+    """Rows of ours and its rivals, in float32, and notes: inference, or a training step (forward and backward).
 
-    First ours must agree with the same parameters computed as published. A model that would take longer than settings.seconds
-    for one call, or more memory than is free, is skipped with the reason; all are if the timings are too noisy. options are
+    Checks that ours agrees with the same parameters computed as published, forecasts, and times all in turns. options are
     further arguments of `create_model` for our models.
     """
-    train, notes = settings.backward, list[str]()
-    models = build(name, size, device=settings.device, **options)
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(batch, cast(Backbone, models[OURS]).in_chans, size, size, generator=generator).to(settings.device)
-    steps = {key: Step(model.train(train), images, train) for key, model in models.items()}
-    rows = {}
-    for key, step in steps.items():
-        one = replace(step, images=images[:1])
-        needed = WHILE_BACKWARD * batch * one.saved_bytes() if train else 0
-        reason = skip_reason(needed, batch * quickest(one, settings.seconds / batch), settings)
-        rows[key] = ModelRow(batch=batch, skipped=reason)
-    few = [replace(steps[key], images=images[:2]) for key in (OURS, PUBLISHED)]
-    logits: float | None = _relative(*([one.logits()] for one in few))
-    gradients = _relative(*(one() for one in few)) if train else None
-    rows[OURS] = replace(rows[OURS], logits_error=logits, gradients_error=gradients)
+    models, notes = build(name, size, device=settings.device, **options), list[str]()
+    channels, generator = cast(Backbone, models[OURS]).in_chans, torch.Generator().manual_seed(0)
+    images = torch.randn(settings.batch, channels, size, size, generator=generator).to(settings.device)
+    steps = {key: Step(model.train(settings.backward), images, settings.backward) for key, model in models.items()}
+    rows = dict.fromkeys(steps, ModelMeasurement(batch=settings.batch))
+    rows[OURS] = check(rows[OURS], *(replace(steps[key], images=images[:2]) for key in (OURS, PUBLISHED)))
+    rows = {key: replace(row, skipped=forecast(steps[key], settings)) for key, row in rows.items()}
     if with_compiled and rows[PUBLISHED].skipped is None:
         steps[COMPILED] = step = replace(steps[PUBLISHED], model=cast(nn.Module, compiled(steps[PUBLISHED].model)))
         with noting_failure(COMPILED, notes):
             step()  # compiles
             # Checked as it is timed: any other call would compile again.
             error = _relative(step(), steps[PUBLISHED]())
-            logits, gradients = (None, error) if train else (error, None)
+            logits, gradients = (None, error) if step.train else (error, None)
             rows[COMPILED] = replace(rows[PUBLISHED], logits_error=logits, gradients_error=gradients)
     calls = {key: steps[key] for key, row in rows.items() if row.correct and row.skipped is None}
-    saved = {key: step.saved_bytes() for key, step in calls.items()} if train else {}
-    rows = time_in_turns(calls, rows, OURS, settings)
+    saved = {key: step.saved_bytes() for key, step in calls.items()} if settings.backward else {}
+    rows = time_in_turns({size: calls}, {size: rows}, OURS, settings)[size]
     for key, row in rows.items():
         ratio = saved[OURS] / saved[key] if key in saved and OURS in saved and saved[key] else None
         speedup = slowdown(row.timing, rows[OURS].timing)
         rows[key] = replace(row, speedup=speedup, saved_bytes=saved.get(key), saved_ratio=ratio)
     return rows, notes
+
+
+def check(row: ModelMeasurement, ours: "Step", published: "Step") -> ModelMeasurement:
+    """The row with how far our logits, and in a training step our gradients, are from those computed as published."""
+    gradients = _relative(ours(), published()) if ours.train else None
+    return replace(row, logits_error=_relative([ours.logits()], [published.logits()]), gradients_error=gradients)
+
+
+def forecast(step: "Step", settings: BenchSettings) -> str | None:
+    """Why the step is not worth trying, judging by one image: too long or too much memory; None if it is."""
+    one, batch = replace(step, images=step.images[:1]), len(step.images)
+    needed = WHILE_BACKWARD * batch * one.saved_bytes() if step.train else 0
+    return skip_reason(needed, batch * quickest(one, settings.seconds / batch), settings)
 
 
 def build(name: str, size: int, *, device: str = "cpu", **options: Any) -> dict[str, nn.Module]:

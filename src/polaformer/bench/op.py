@@ -1,6 +1,6 @@
 """The operator on each backend against its published form, linear attention and softmax, in one run.
 
-What is compared is defined in polaformer.bench.contenders. At single shapes all take turns; against the number of tokens they
+What is compared is defined in polaformer.bench.contenders. At a single shape all take turns; against the number of tokens they
 take turns at all lengths together, which shows where softmax departs from linear growth.
 
 # B batch, H heads, N queries and keys, D head width
@@ -9,25 +9,26 @@ take turns at all lengths together, which shows where softmax departs from linea
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from polaformer.analysis.agreement import Pass, Shape, largest, random_inputs
 from polaformer.analysis.call_memory import allocated_peak, saved_bytes
-from polaformer.analysis.timing import Ratio, measure, quickest, slowdown
-from polaformer.bench.contenders import SAFE, UNSAFE, YARDSTICK, Contender, noting_failure
-from polaformer.bench.correctness import TOLERANCE, correctness, correctness_at_length, cut
-from polaformer.bench.runner import Curve, Row, Settings, skip_reason, time_in_turns
+from polaformer.analysis.timing import Ratio, quickest, slowdown
+from polaformer.bench.contenders import BASELINE, SAFE, UNSAFE, Contender, noting_failure
+from polaformer.bench.correctness import TOLERANCE, cut, relative_error, relative_error_at_length
+from polaformer.bench.runner import BenchSettings, Cost, LengthCurve, Measurement, time_in_turns
 
 SGEMM, SGEMM_SIZE = "sgemm", 2048
 LEAST_FLOPS = 10**8  # per call: below it the cost of calls dominates, and a share of sgemm's rate means nothing
-DEFAULTS = Settings()
+DEFAULTS = BenchSettings()
 BACKWARD = 3  # forward and backward take this many times the matmuls of forward; recomputation is not counted
 
 
 @dataclass(frozen=True)
-class OpRow(Row):
+class OpMeasurement(Measurement):
     """What was measured of one contender at one shape; the baseline is the published form."""
 
     flops: int | None = None  # of one call, matmuls alone
@@ -42,10 +43,10 @@ class OpRow(Row):
         return None if best is None or self.flops is None else self.flops / best / 1e9
 
 
-class Result(NamedTuple):
+class OpResult(NamedTuple):
     """Everything measured at one shape."""
 
-    rows: dict[str, OpRow]
+    rows: dict[str, OpMeasurement]
     sgemm_gflops: float | None  # at best
     fastest: str | None  # of ours
     notes: list[str]
@@ -63,97 +64,110 @@ class Result(NamedTuple):
         return {**record, "safe_over_unsafe": over and over.median, "notes": self.notes}
 
 
-def benchmark(shape: Shape, contenders: Mapping[str, Contender], settings: Settings = DEFAULTS) -> Result:
-    """A row for each contender at the shape, by name: check all of them, then time the correct ones in turns.
+def benchmark(
+    shapes: Sequence[Shape], contenders: Mapping[str, Contender], settings: BenchSettings = DEFAULTS
+) -> dict[int, OpResult]:
+    """The results by number of tokens, in which several shapes differ: check, forecast, time all of them in turns.
 
-    With the backward pass, also count the bytes saved for it. A contender that would take longer than settings.seconds for one
-    call, or more memory than is free, is skipped with the reason; all are if the timings are too noisy.
+    Shapes are compared within rounds, so that a busy spell of the machine affects all of them. At a single one, a large matmul
+    is timed too. With the backward pass, the bytes saved for it are counted.
     """
-    prepared, passes, notes = prepare(contenders, [shape], settings)
-    calls: dict[str, Callable[[], object]] = {name: one for (name, _), one in passes.items()}
-    saved = {name: saved_bytes(one.recorded) for (name, _), one in passes.items()} if settings.backward else {}
-    ratios = {name: size / saved[YARDSTICK] for name, size in saved.items() if YARDSTICK in saved}
-    flops = {name: (BACKWARD if settings.backward else 1) * one.flops(shape) for name, one in contenders.items()}
-    rows = {SGEMM: OpRow(flops=2 * SGEMM_SIZE**3)}
-    for (name, _), row in prepared.items():
-        rows[name] = replace(row, flops=flops[name], saved_bytes=saved.get(name), saved_ratio=ratios.get(name))
-    if calls and max(flops.values()) >= LEAST_FLOPS:
-        left, right = (torch.ones(SGEMM_SIZE, SGEMM_SIZE, device=settings.device) for _ in range(2))
-        calls[SGEMM] = lambda: left @ right
-    rows = time_in_turns(calls, rows, YARDSTICK, settings)
-    rate = rows.pop(SGEMM).gflops
-    ours = [name for name, row in rows.items() if row.median is not None and contenders[name].is_ours]
-    fastest = min(ours, key=lambda name: rows[name].median or 0.0, default=None)
-    for name, row in rows.items():
-        over = slowdown(row.timing, rows[fastest].timing) if fastest else None
-        share = row.gflops / rate if row.gflops and rate else None
-        rows[name] = replace(row, fastest_over=over, share_of_sgemm=share)
-    return Result(rows, rate, fastest, notes)
+    errors, notes = check(contenders, shapes, settings)
+    prepared = {shape: prepare(contenders, shape, settings, errors, notes) for shape in shapes}
+    rows: dict[int, dict[str, OpMeasurement]] = {}
+    calls: dict[int, dict[str, Callable[[], object]]] = {}
+    for shape, (passes, reasons) in prepared.items():
+        right = {name: one for name, one in passes.items() if name in errors and errors[name] <= TOLERANCE}
+        saved = {name: saved_bytes(one.recorded) for name, one in right.items()} if settings.backward else {}
+        flops = {name: (BACKWARD if settings.backward else 1) * contenders[name].flops(shape) for name in errors}
+        rows[shape[2]] = {
+            name: OpMeasurement(error, flops=flops[name], skipped=reasons.get(name), saved_bytes=saved.get(name))
+            for name, error in errors.items()
+        }
+        calls[shape[2]] = {**right}
+        if len(shapes) == 1 and right and max(flops.values()) >= LEAST_FLOPS:
+            rows[shape[2]][SGEMM] = OpMeasurement(flops=2 * SGEMM_SIZE**3)
+            calls[shape[2]][SGEMM] = partial(torch.matmul, *torch.ones(2, SGEMM_SIZE, SGEMM_SIZE, device=settings.device))
+    timed = time_in_turns(calls, rows, BASELINE, settings)
+    return {
+        n: _compared(named, [name for name in named if name in errors and contenders[name].is_ours], notes)
+        for n, named in timed.items()
+    }
 
 
-def time_lengths(lengths: Sequence[int], contenders: Mapping[str, Contender], settings: Settings) -> dict[str, Curve]:
-    """A curve of each contender, by name: check all of them, then time them at all lengths in turns.
-
-    Lengths are compared within a round, so that a busy spell of the machine affects all of them. A call
-    that would take longer than settings.seconds, or more memory than is free, is skipped with the reason.
-    """
-    shapes = [settings.shape(n) for n in sorted(set(lengths))]
-    rows, passes, _ = prepare(contenders, shapes, replace(settings, on_call=lambda _: None))
-    calls = {f"{name}, {shape[2]} tokens": one for (name, shape), one in passes.items()}
-    timings = measure(calls, rounds=settings.rounds, seconds=settings.seconds * len(shapes), on_call=settings.on_call)
-    points: dict[str, dict[int, Row]] = {}
-    for (name, shape), row in rows.items():
-        points.setdefault(name, {})[shape[2]] = replace(row, timing=timings.get(f"{name}, {shape[2]} tokens"))
-    return {name: Curve(found) for name, found in points.items()}
-
-
-def prepare(
-    contenders: Mapping[str, Contender], shapes: Sequence[Shape], settings: Settings
-) -> tuple[dict[tuple[str, Shape], OpRow], dict[tuple[str, Shape], Pass], list[str]]:
-    """Rows without times, what is to be timed, both by name and shape, and a note for each that could not be compiled.
-
-    Checks the contenders at all shapes, forecasts what is worth trying, and compiles and checks again what will be timed.
-    """
+def check(
+    contenders: Mapping[str, Contender], shapes: Sequence[Shape], settings: BenchSettings
+) -> tuple[dict[str, float], list[str]]:
+    """The worst error of each contender over the shapes, and a note for each that could not be compiled."""
     errors: dict[str, float] = {}
-    passes: dict[tuple[str, Shape], Pass] = {}
-    reasons: dict[Shape, dict[str, str]] = {}
     notes: list[str] = []
     for name, contender in contenders.items():
         settings.on_call(f"checking {name}")
         with noting_failure(name, notes) if contender.is_compiled else nullcontext():
             checked = {cut(shape) for shape in shapes}
-            errors[name] = largest(*(correctness(contender, shape, settings.device) for shape in checked))
-    right = {name: contenders[name] for name, error in errors.items() if error <= TOLERANCE}
-    for shape in shapes:
-        inputs, reasons[shape] = random_inputs(shape, device=settings.device), skip_reasons(right, shape, settings)
-        for name in [name for name in right if name in errors and name not in reasons[shape]]:
-            one = Pass(right[name].build(shape), inputs, settings.backward)
-            with noting_failure(name, notes):
-                if right[name].is_compiled:
-                    one()
-                passes[name, shape] = one
-            if (name, shape) in passes:
-                errors[name] = largest(errors[name], correctness_at_length(right[name], one))
-            else:
-                del errors[name]
-    rows = {(name, shape): OpRow(errors[name], skipped=reasons[shape].get(name)) for name in errors for shape in shapes}
-    return rows, {key: one for key, one in passes.items() if key in rows and rows[key].correct}, notes
+            errors[name] = largest(*(relative_error(contender, shape, settings.device) for shape in checked))
+    return errors, notes
 
 
-def skip_reasons(contenders: Mapping[str, Contender], shape: Shape, settings: Settings) -> dict[str, str]:
+def forecast(
+    contenders: Mapping[str, Contender], shape: Shape, short: Shape, settings: BenchSettings, usable: float = 1.0
+) -> dict[str, str]:
     """Why contenders are not worth trying, by name: one call would take too long or more memory than is free.
 
-    The forecast is from a call at LONGEST_CHECKED tokens, time growing as matmuls do and memory as tokens do; up to that length
-    there is none. A compiled contender gets the forecast of the published form, from which it is compiled.
+    Judged by a call at the shape with fewer tokens, `short`; time grows as matmuls do, memory as tokens or maps do. A compiled
+    contender gets the forecast of the published form, from which it is compiled.
     """
-    short, found = cut(shape), {}
+    found: dict[str, str | None] = {}
     if shape == short:
         return {}
     for name, contender in contenders.items():
         if not contender.is_compiled:
             one = Pass(contender.build(short), random_inputs(short, device=settings.device), settings.backward)
-            size = allocated_peak(one, settings.device) * shape[2] // short[2]  # this call also warms up
-            longer = contender.flops(shape) / contender.flops(short)
-            found[name] = skip_reason(size, longer * quickest(one, settings.seconds / longer), settings)
-    found |= {name: found.get(YARDSTICK) for name, one in contenders.items() if one.is_compiled}
+            size = allocated_peak(one, settings.device)  # this call also warms up
+            growth = contender.flops(shape) / contender.flops(short)
+            cost = Cost(short[2], quickest(one, settings.seconds / growth), size, 2.0 if contender.holds_maps else 1.0)
+            found[name] = cost.skip_reason(shape[2], growth, settings, usable)
+    found |= {name: found.get(BASELINE) for name, one in contenders.items() if one.is_compiled}
     return {name: reason for name, reason in found.items() if reason is not None}
+
+
+def prepare(
+    contenders: Mapping[str, Contender], shape: Shape, settings: BenchSettings, errors: dict[str, float], notes: list[str]
+) -> tuple[dict[str, Pass], dict[str, str]]:
+    """What is to be timed of the correct contenders, and why others are not worth trying, both by name.
+
+    Compiles what has to be, and checks again at the length that is timed; updates `errors`, and `notes` of failures to compile.
+    """
+    inputs = random_inputs(shape, device=settings.device)  # before the forecast: they take memory too
+    right = {name: contenders[name] for name, error in errors.items() if error <= TOLERANCE}
+    passes, reasons = dict[str, Pass](), forecast(right, shape, cut(shape), settings)
+    for name in [name for name in right if name not in reasons]:
+        one = Pass(right[name].build(shape), inputs, settings.backward)
+        with noting_failure(name, notes):
+            if right[name].is_compiled:
+                one()
+            passes[name] = one
+        if name in passes:
+            errors[name] = largest(errors[name], relative_error_at_length(right[name], one))
+        else:
+            del errors[name]
+    return passes, reasons
+
+
+def curves(results: Mapping[int, OpResult]) -> dict[str, LengthCurve]:
+    """The measurements of each contender at all lengths, by name."""
+    names = next(iter(results.values())).rows
+    return {name: LengthCurve({n: result.rows[name] for n, result in results.items()}) for name in names}
+
+
+def _compared(rows: dict[str, OpMeasurement], ours: Sequence[str], notes: list[str]) -> OpResult:
+    """The result with the ratios to our fastest, to sgemm and to the bytes that the published form saves."""
+    rate = rows.pop(SGEMM).gflops if SGEMM in rows else None
+    fastest = min((name for name in ours if rows[name].median), key=lambda name: rows[name].median or 0.0, default=None)
+    base = rows[BASELINE].saved_bytes if BASELINE in rows else None
+    for name, row in rows.items():
+        over = slowdown(row.timing, rows[fastest].timing) if fastest else None
+        share = row.gflops / rate if row.gflops and rate else None
+        saved = row.saved_bytes / base if row.saved_bytes is not None and base else None
+        rows[name] = replace(row, fastest_over=over, share_of_sgemm=share, saved_ratio=saved)
+    return OpResult(rows, rate, fastest, notes)

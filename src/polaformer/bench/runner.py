@@ -1,11 +1,15 @@
-"""What all benchmarks share: settings, rows and curves, the forecast whether a call is worth trying, and timing in turns."""
+"""What all benchmarks share: settings, measurements, the forecast whether a call is worth trying, and timing in turns.
+
+Each benchmark is a function `benchmark` in a file of its own, with the same steps: check that the candidates are correct,
+forecast which are worth trying, time or measure those, and record the numbers or why there are none.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import log2
-from typing import Any, ClassVar, TypeVar
+from math import log, log2
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 
@@ -19,14 +23,15 @@ TOO_NOISY = "too noisy"
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchSettings:
     """How a benchmark measures."""
 
     backward: bool = False  # forward and backward together, as in a training step, instead of forward alone
     rounds: int = 15  # at most, for each call
     seconds: float = 10.0  # per size, and the longest that a single call may take
     device: str = "cpu"
-    batch: int = 1  # these three at all lengths
+    threads: int | None = None  # of processes that are started; this one's are set by the caller
+    batch: int = 1  # these three at all lengths; of models, the batch at all image sizes
     num_heads: int = 4
     width: int = 32
     on_call: Callable[[str], None] = lambda _: None  # gets the name of each call before it starts, for progress bars
@@ -37,7 +42,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Row:
+class Measurement:
     """What was measured of one candidate at one size."""
 
     error: float | None = None  # the worst relative difference from the reference; None if there is none to compare with
@@ -69,10 +74,10 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Curve:
+class LengthCurve:
     """What was measured of one candidate at each length."""
 
-    points: Mapping[int, Row]  # by length, ascending
+    points: Mapping[int, Measurement]  # by length, ascending
 
     @property
     def error(self) -> float | None:
@@ -109,18 +114,35 @@ class Curve:
         return {"correct": self.correct, "error": self.error, **shape, "times": times, "skipped": skipped}
 
 
-AnyRow = TypeVar("AnyRow", bound=Row)
+AnyMeasurement = TypeVar("AnyMeasurement", bound=Measurement)
 
 
 def time_in_turns(
-    calls: Mapping[str, Callable[[], object]], rows: Mapping[str, AnyRow], baseline: str, settings: Settings
-) -> dict[str, AnyRow]:
-    """The rows with the times of `calls` and the speedups over the baseline; with the reason for all if they are too noisy."""
-    timings = measure(calls, baseline=baseline, rounds=settings.rounds, seconds=settings.seconds, on_call=settings.on_call)
-    found, refused, places, base = dict(rows), noise(timings, baseline), ranks(timings), timings.get(baseline)
-    for name, one in timings.items():
-        times = {"timing": one, "speedup": slowdown(base, one), "rank": places.get(name)}
-        found[name] = replace(found[name], **({"skipped": refused[name]} if name in refused else times))
+    calls: Mapping[int, Mapping[str, Callable[[], object]]],
+    rows: Mapping[int, Mapping[str, AnyMeasurement]],
+    baseline: str,
+    settings: BenchSettings,
+) -> dict[int, dict[str, AnyMeasurement]]:
+    """The rows with the times of `calls`, all in turns, and the speedups over the baseline; both by size, then by name.
+
+    All rows of a size get the reason instead if its timings are too noisy.
+    """
+    several = len(calls) > 1
+    labels = {(size, name): f"{name}, {size} tokens" if several else name for size, named in calls.items() for name in named}
+    timings = measure(
+        {label: calls[size][name] for (size, name), label in labels.items()},
+        baseline=None if several else baseline,
+        rounds=settings.rounds,
+        seconds=settings.seconds * len(calls),
+        on_call=settings.on_call,
+    )
+    found = {size: dict(named) for size, named in rows.items()}
+    for size, named in calls.items():
+        timed = {name: timings[labels[size, name]] for name in named}
+        refused, places = noise(timed, baseline), ranks(timed)
+        for name, one in timed.items():
+            times = {"timing": one, "speedup": slowdown(timed.get(baseline), one), "rank": places.get(name)}
+            found[size][name] = replace(found[size][name], **({"skipped": refused[name]} if name in refused else times))
     return found
 
 
@@ -167,7 +189,28 @@ def seeded(seed: int, device: str) -> Iterator[None]:
         yield
 
 
-def skip_reason(size: float, seconds: float, settings: Settings, usable: float = 1.0) -> str | None:
+class Cost(NamedTuple):
+    """The cost of one call at one length, from which that of a longer one is forecast."""
+
+    length: int
+    seconds: float
+    size: int  # bytes
+    exponent: float = 2.0  # with which size grows at most
+
+    @classmethod
+    def after(cls, before: "Cost | None", length: int, seconds: float, size: int) -> "Cost":
+        """With the exponent since `before`, a shorter length."""
+        if before is None:
+            return cls(length, seconds, size)
+        return cls(length, seconds, size, max(1.0, log(size / before.size) / log(length / before.length)))
+
+    def skip_reason(self, length: int, growth: float, settings: BenchSettings, usable: float = 1.0) -> str | None:
+        """Why a call at this length, which takes `growth` times as long, is not worth trying; None if it is."""
+        size = round(min(growth, (length / self.length) ** self.exponent) * self.size)
+        return skip_reason(size, growth * self.seconds, settings, usable)
+
+
+def skip_reason(size: float, seconds: float, settings: BenchSettings, usable: float = 1.0) -> str | None:
     """Why a call that is expected to need `size` bytes and `seconds` seconds is not worth trying; None if it is.
 
     usable: the share of the free memory that it may use.

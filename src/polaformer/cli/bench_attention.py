@@ -16,9 +16,9 @@ from polaformer.cli.output import figure_title, machine_lines, threads_text
 from polaformer.errors import nearest
 
 if TYPE_CHECKING:
-    from polaformer.bench.attention import MechanismCurve, Point
+    from polaformer.bench.attention import MechanismCurve, MechanismMeasurement
 
-YARDSTICK = "softmax"
+BASELINE = "softmax"
 KINDS = ("forward", "both", "saved")  # of memory, as polaformer.bench.attention calls them
 EXPLAINED = (
     "Memory: peaks of live bytes of PyTorch's allocator beyond inputs and parameters; saved: what autograd saves for backward,",
@@ -71,11 +71,11 @@ class BenchAttention(Timed, Lengths):
         self.load("polaformer.bench.attention")
         from polaformer.analysis.attention_figures import save_mechanisms
         from polaformer.attention import names
-        from polaformer.bench.attention import compare
+        from polaformer.bench.attention import benchmark
 
         compared = chosen(names(), self.only, self.without)
         calls = len(compared) * (1 + (self.rounds + 2) * len(lengths))
-        found, machine = self.time({"lengths": partial(compare, lengths, compared)}, calls, **self.sizes)
+        found, machine = self.time({"lengths": partial(benchmark, lengths, compared)}, calls, **self.sizes)
         rows, setting = found["lengths"], f"{PASSES[self.mode]}, {self.setting}, {threads_text(machine)}"
         record = {"command": "bench attention", "mode": self.mode, "device": self.device, **self.sizes, "lengths": lengths}
         record |= {"machine": machine, "notes": [" ".join(EXPLAINED)], "rows": records(rows)}
@@ -90,28 +90,28 @@ def chosen(names: Sequence[str], only: Sequence[str], without: Sequence[str]) ->
         for name in given:
             if name not in names:
                 raise UsageError(f"{option} has {name!r}; {nearest(name, names)}choose among: {', '.join(names)}")
-    if YARDSTICK in without:
-        raise UsageError(f"--without has {YARDSTICK!r}, which the others are compared with; leave it in")
+    if BASELINE in without:
+        raise UsageError(f"--without has {BASELINE!r}, which the others are compared with; leave it in")
     both = [name for name in only if name in without]
     if both:
         raise UsageError(f"--only and --without both have {both[0]!r}; take it out of one of them")
-    return [name for name in names if (not only or name in (*only, YARDSTICK)) and name not in without]
+    return [name for name in names if (not only or name in (*only, BASELINE)) and name not in without]
 
 
 def _tables(rows: "dict[str, MechanismCurve]", lengths: Sequence[int], setting: str) -> list[Table | str]:
     """Ratios, times and memory."""
 
-    def columns(text: "Callable[[Point], str]") -> Columns:
+    def columns(text: "Callable[[MechanismMeasurement], str]") -> Columns:
         return {f"N = {n}": partial(lambda n, row: text(row.points[n]), n) for n in lengths}
 
-    def memory(point: "Point") -> str:
+    def memory(point: "MechanismMeasurement") -> str:
         """Three numbers; or those that were measured, and why the others were not."""
         there = [getattr(point, f"{kind}_bytes") for kind in KINDS]
         texts = [mebibytes(size, ".3g" if size < 1000 * 2**20 else ".0f") for size in there if size is not None]
         why = [skipped_text(reason) for reason in point.untried.values()][:1]
         return " / ".join([*texts, *why]) if point.correct else "incorrect"
 
-    def time(point: "Point") -> str:
+    def time(point: "MechanismMeasurement") -> str:
         median = point.median
         return cell(point, f"{1e3 * median:.4g} ({len(point.timing.samples)})" if median and point.timing else "–")
 

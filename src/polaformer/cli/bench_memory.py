@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from polaformer.cli.bench_options import Bench, Lengths, Report, Shapes, records, run_jobs, shape_text
-from polaformer.cli.bench_tables import mebibytes, number, table
+from polaformer.cli.bench_tables import cell, mebibytes, number, table
 
 if TYPE_CHECKING:
-    from polaformer.bench.memory import Answer
+    from polaformer.bench.memory import MemoryMeasurement
 
-# What is measured, by the field of an answer.
+# What is measured, by the field of a measurement.
 KINDS = {
-    "saved": "saved for backward",
+    "saved_bytes": "saved for backward",
     "forward_allocated": "forward, allocated",
     "forward_resident": "forward, resident",
     "both_allocated": "both, allocated",
@@ -34,8 +34,9 @@ class BenchMemory(Bench, Lengths, Shapes):
     """Measure the memory of the operator against the published form, linear attention and softmax.
 
     Reports the bytes saved for backward, and the peak memory of forward alone and of forward and backward. Each contender at
-    each shape is measured in a separate process, so that nothing is left over from others. If a process fails, its row gives
-    the reason. Results are checked first; if one is incorrect, it gets no numbers, and the exit code is 1.
+    each shape is measured in a separate process, so that nothing is left over from others. Results are checked first; if one is
+    incorrect, it gets no numbers, and the exit code is 1. One that would take too long or need too much memory is skipped, with
+    the reason; so is one whose process fails.
 
     Example: polaformer bench memory --lengths 1024 2048 4096 --figure memory.png
     """
@@ -50,14 +51,15 @@ class BenchMemory(Bench, Lengths, Shapes):
         shapes = self.checked_shapes(self.shapes)
         needs = "draws memory against the number of tokens; give --lengths too, for instance --lengths 1024 2048 4096"
         self.check_common("" if self.lengths else needs)
-        names, notes = self.contenders(self.without, for_memory=True)
+        contenders, notes = self.contenders(self.without, for_memory=True)
         from polaformer.analysis.bench_figures import save_memory
         from polaformer.analysis.machine import fingerprint
         from polaformer.bench.memory import benchmark
-        from polaformer.bench.runner import Settings
+        from polaformer.bench.runner import BenchSettings
 
-        jobs = {shape_text(shape): partial(benchmark, shape, names, self.threads) for shape in shapes}
-        found = run_jobs(jobs, Settings(seconds=self.seconds, device=self.device), len(names))
+        jobs = {shape_text(shape): partial(benchmark, shape, contenders) for shape in shapes}
+        settings = BenchSettings(seconds=self.seconds, device=self.device, threads=self.threads)
+        found = run_jobs(jobs, settings, 2 * len(contenders))
         machine, peak = fingerprint(), "allocated" if self.device == "cuda" else "resident"
         rows = [{"shape": shape, "rows": records(one)} for shape, one in zip(shapes, found.values(), strict=True)]
         record: dict[str, Any] = {"command": "bench memory", "device": self.device, "threads": self.threads, "machine": machine}
@@ -68,21 +70,25 @@ class BenchMemory(Bench, Lengths, Shapes):
         return Report(record, [*_tables(found), *EXPLAINED, where, *notes], draw, found)
 
 
-def _tables(found: "dict[str, dict[str, Answer]]") -> list[Table]:
+def _tables(found: "dict[str, dict[str, MemoryMeasurement]]") -> list[Table]:
     """Ratios at all shapes, then absolute numbers."""
-    from polaformer.bench.contenders import YARDSTICK
+    from polaformer.bench.contenders import BASELINE
 
-    def ratio(kind: str, published: "Answer", one: "Answer") -> str:
-        mine, other = one.value(kind), published.value(kind)
-        return _reason(kind, one) or ("" if mine is None or not other else f"{mine / other:.3g}")
+    def text(kind: str, one: "MemoryMeasurement", value: str) -> str:
+        """The value; in the first column why there is none."""
+        return cell(one, value) if kind == "saved_bytes" else value
 
-    def absolute(kind: str, one: "Answer") -> str:
-        return _reason(kind, one) or mebibytes(one.value(kind))
+    def ratio(kind: str, published: "MemoryMeasurement", one: "MemoryMeasurement") -> str:
+        mine, other = getattr(one, kind), getattr(published, kind)
+        return text(kind, one, "" if mine is None or not other else f"{mine / other:.3g}")
+
+    def absolute(kind: str, one: "MemoryMeasurement") -> str:
+        return text(kind, one, mebibytes(getattr(one, kind)))
 
     caption = "less than 1: less memory; shapes are batch,heads,tokens,head width"
     ratios, absolutes = [], []
     for shape, answers in found.items():
-        columns = {title: partial(ratio, kind, answers[YARDSTICK]) for kind, title in KINDS.items()}
+        columns = {title: partial(ratio, kind, answers[BASELINE]) for kind, title in KINDS.items()}
         ratios.append(table(f"Memory relative to the published form, shape {shape}", columns, answers, caption=caption))
         given = next((one.inputs for one in answers.values() if one.inputs is not None), None)
         inputs = "" if given is None else f"; inputs and gradient of the output: {mebibytes(given)}"
@@ -90,8 +96,3 @@ def _tables(found: "dict[str, dict[str, Answer]]") -> list[Table]:
         error = {"error vs float64": lambda one: number(one.error, ".1e")}
         absolutes.append(table(f"Shape {shape}, MiB{inputs}", columns | error, answers))
     return ratios + absolutes
-
-
-def _reason(kind: str, one: "Answer") -> str:
-    """Why there is no number, in the first column."""
-    return (one.failed or ("" if one.correct else "incorrect")) if kind == "saved" else ""

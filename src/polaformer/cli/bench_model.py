@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.table import Table
 
 from polaformer.cli.bench_options import Report, Timed, records
-from polaformer.cli.bench_tables import IN_BRACKETS, TIMES, Columns, mebibytes, number, ratio_text, skipped_text, table
+from polaformer.cli.bench_tables import IN_BRACKETS, TIMES, Columns, cell, mebibytes, number, ratio_text, skipped_text, table
 from polaformer.cli.errors import UsageError
 from polaformer.cli.output import figure_title, load, machine_lines, threads_text
 from polaformer.errors import nearest
 
 if TYPE_CHECKING:
-    from polaformer.bench.model import ModelRow
+    from polaformer.bench.model import ModelMeasurement
 
 SMALLEST, LARGEST = 32, 4096  # sides of an image in pixels
 ROWS = 4  # ours, the published form, the softmax twin, timm's
@@ -58,9 +58,8 @@ class BenchModel(Timed):
         from polaformer.bench.model import benchmark
 
         cases = [(name, size) for name in dict.fromkeys(self.models) for size in sorted(set(self.sizes))]
-        options: dict[str, Any] = {"batch": self.batch, "with_compiled": self.compile}
-        jobs = {f"{name}, {size} pixels": partial(benchmark, name, size=size, **options) for name, size in cases}
-        results, machine = self.time(jobs, (ROWS + self.compile) * (self.rounds + 2))
+        jobs = {f"{name}, {size} pixels": partial(benchmark, size, name, with_compiled=self.compile) for name, size in cases}
+        results, machine = self.time(jobs, (ROWS + self.compile) * (self.rounds + 2), batch=self.batch)
         found = {case: rows for case, (rows, _) in zip(cases, results.values(), strict=True)}
         setting = f"{STEPS[self.mode]}, batch {self.batch}, float32, {threads_text(machine)}"
         record: dict[str, Any] = {"command": "bench model", "mode": self.mode, "batch": self.batch, "device": self.device}
@@ -95,13 +94,13 @@ class BenchModel(Timed):
         self.check_common("" if len(set(self.sizes)) > 1 else needs)
 
 
-def _tables(found: "dict[tuple[str, int], dict[str, ModelRow]]", setting: str) -> list[Table | str]:
+def _tables(found: "dict[tuple[str, int], dict[str, ModelMeasurement]]", setting: str) -> list[Table | str]:
     """How much faster ours is than each, a row per model and size; then absolute numbers of each."""
     rows = {f"{name}, {size}": {_kind(key): row for key, row in one.items()} for (name, size), one in found.items()}
     labels = dict.fromkeys(key for one in rows.values() for key in one if key != "ours")
     with_saved = any(row.saved_bytes for one in rows.values() for row in one.values())
 
-    def ratio(label: str, rows: "dict[str, ModelRow]") -> str:
+    def ratio(label: str, rows: "dict[str, ModelMeasurement]") -> str:
         if label not in rows:
             return "none"
         pair = [rows["ours"], rows[label]]
@@ -110,7 +109,7 @@ def _tables(found: "dict[tuple[str, int], dict[str, ModelRow]]", setting: str) -
         reason = next((row.skipped for row in pair if row.skipped), None)
         return skipped_text(reason) if reason else ratio_text(rows[label].speedup, "skipped")
 
-    def saved(label: str, rows: "dict[str, ModelRow]") -> str:
+    def saved(label: str, rows: "dict[str, ModelMeasurement]") -> str:
         return number(rows[label].saved_ratio if label in rows else None)
 
     columns = {label: partial(ratio, label) for label in labels}
@@ -127,13 +126,7 @@ def _tables(found: "dict[tuple[str, int], dict[str, ModelRow]]", setting: str) -
     return tables
 
 
-def _images(row: "ModelRow") -> str:
-    if not row.correct:
-        return "incorrect"
-    return skipped_text(row.skipped) if row.skipped else number(row.images_per_second) or "skipped"
-
-
-def _errors(row: "ModelRow") -> str:
+def _errors(row: "ModelMeasurement") -> str:
     return ", ".join(f"{error:.1e}" for error in (row.logits_error, row.gradients_error) if error is not None)
 
 
@@ -141,5 +134,5 @@ def _kind(key: str) -> str:
     return "timm's" if key.startswith("timm ") else key
 
 
-COLUMNS: Columns = {"images/s": _images, **TIMES, "against published": _errors}
+COLUMNS: Columns = {"images/s": lambda row: cell(row, number(row.images_per_second)), **TIMES, "against published": _errors}
 SAVED: Columns = {"saved (MiB)": lambda row: mebibytes(row.saved_bytes)}

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.table import Table
 
-from polaformer.cli.bench_options import NONE, Lengths, Report, Shape, Shapes, Timed, records, shape_text
+from polaformer.cli.bench_options import NONE, Lengths, Report, Shapes, Timed, records, shape_text
 from polaformer.cli.bench_tables import IN_BRACKETS, PASSES, TIMES, Columns, cell, mebibytes, number, ratio_text, table
 from polaformer.cli.output import figure_title, machine_lines, threads_text
 
 if TYPE_CHECKING:
+    from polaformer.analysis.agreement import Shape
     from polaformer.bench.contenders import Contender
-    from polaformer.bench.op import OpRow, Result
-    from polaformer.bench.runner import Curve
+    from polaformer.bench.op import OpMeasurement, OpResult
+    from polaformer.bench.runner import LengthCurve
 
 MEDIAN = "median (ms)"
 COLUMNS: Columns = {
@@ -35,8 +36,8 @@ class BenchOp(Timed, Lengths, Shapes):
 
     All implementations are timed in alternation in one run, in float32. Only one whose output and gradients agree with a slow
     float64 form gets numbers; if any does not, the exit code is 1. One that would take too long or need too much memory is
-    skipped, with the reason. If the rounds at a shape vary too much, it gets no numbers, and the exit code is 75; this does not
-    apply to --lengths, which also leaves out the compiled and the unshifted form.
+    skipped, with the reason. If the rounds at a shape or length vary too much, it gets no numbers, and the exit code is 75.
+    --lengths leaves out the compiled and the unshifted form.
 
     Example: polaformer bench op --shapes 4,4,3136,32 8,3,196,64 --mode both
 
@@ -58,43 +59,45 @@ class BenchOp(Timed, Lengths, Shapes):
         contenders, notes = self.contenders(self.without, backward=self.mode == "both")
         return (self._at_lengths if self.lengths else self._at_shapes)(shapes, contenders, notes)
 
-    def _at_shapes(self, shapes: list[Shape], contenders: "dict[str, Contender]", notes: list[str]) -> Report:
+    def _at_shapes(self, shapes: "list[Shape]", contenders: "dict[str, Contender]", notes: list[str]) -> Report:
         from polaformer.bench.op import benchmark
 
-        jobs = {shape_text(shape): partial(benchmark, shape, contenders) for shape in shapes}
-        found, machine = self.time(jobs, (len(contenders) + 1) * (self.rounds + 2))
+        jobs = {shape_text(shape): partial(benchmark, [shape], contenders) for shape in shapes}
+        results, machine = self.time(jobs, (len(contenders) + 1) * (self.rounds + 2))
+        found = {shape: next(iter(one.values())) for shape, one in results.items()}
         notes = list(dict.fromkeys([*notes, *(note for one in found.values() for note in one.notes)]))
         rows = [{"shape": shape} | one.as_record() for shape, one in zip(shapes, found.values(), strict=True)]
         shown = [*shape_tables(found, self.mode), *machine_lines(machine), *notes]
         rows_of = {shape: one.rows for shape, one in found.items()}
         return Report(self._record(machine, notes) | {"shapes": rows}, shown, lambda _: None, rows_of)
 
-    def _at_lengths(self, shapes: list[Shape], contenders: "dict[str, Contender]", notes: list[str]) -> Report:
+    def _at_lengths(self, shapes: "list[Shape]", contenders: "dict[str, Contender]", notes: list[str]) -> Report:
         from polaformer.analysis.bench_figures import save_times
-        from polaformer.bench.op import time_lengths
+        from polaformer.bench.op import benchmark, curves
 
         # One row per mechanism, and no compiler at every length.
         contenders = {name: one for name, one in contenders.items() if one.is_safe and not one.is_compiled}
-        lengths, calls = [shape[2] for shape in shapes], len(contenders) * (self.rounds + 1) * len(shapes)
-        found, machine = self.time({"lengths": partial(time_lengths, lengths, contenders)}, calls, **self.sizes)
-        curves, setting = found["lengths"], f"{PASSES[self.mode]}, {self.setting}, {threads_text(machine)}"
-        record = self._record(machine, notes) | self.sizes | {"lengths": lengths, "rows": records(curves)}
-        shown = [*_length_tables(curves, lengths, setting), *machine_lines(machine), *notes]
-        draw = partial(save_times, curves=curves, title=figure_title(setting.capitalize(), machine))
-        return Report(record, shown, draw, found)
+        calls = len(contenders) * (1 + (self.rounds + 1) * len(shapes))
+        results, machine = self.time({"lengths": partial(benchmark, shapes, contenders)}, calls)
+        found, setting = results["lengths"], f"{PASSES[self.mode]}, {self.setting}, {threads_text(machine)}"
+        by_name, lengths = curves(found), list(found)
+        record = self._record(machine, notes) | self.sizes | {"lengths": lengths, "rows": records(by_name)}
+        shown = [*_length_tables(by_name, lengths, setting), *machine_lines(machine), *notes]
+        draw = partial(save_times, curves=by_name, title=figure_title(setting.capitalize(), machine))
+        return Report(record, shown, draw, {f"N = {n}": one.rows for n, one in found.items()})
 
     def _record(self, machine: dict[str, Any], notes: list[str]) -> dict[str, Any]:
         return {"command": "bench op", "mode": self.mode, "device": self.device, "machine": machine, "notes": notes}
 
 
-def shape_tables(found: "dict[str, Result]", mode: str) -> list[Table | str]:
+def shape_tables(found: "dict[str, OpResult]", mode: str) -> list[Table | str]:
     """Ratios, then what safety costs, then absolute numbers."""
     names = dict.fromkeys(name for result in found.values() for name in result.rows)
     with_saved = any(row.saved_bytes for result in found.values() for row in result.rows.values())
     columns = {shape: lambda text, result=result: text(result) for shape, result in found.items()}
 
-    def rows(text: "Callable[[Result, OpRow], str]", label: str = "") -> dict[str, "Callable[[Result], str]"]:
-        def shown(result: "Result", name: str) -> str:
+    def rows(text: "Callable[[OpResult, OpMeasurement], str]", label: str = "") -> dict[str, "Callable[[OpResult], str]"]:
+        def shown(result: "OpResult", name: str) -> str:
             return text(result, result.rows[name]) if name in result.rows else "not compiled"
 
         return {label + name: partial(shown, name=name) for name in names}
@@ -123,19 +126,19 @@ def shape_tables(found: "dict[str, Result]", mode: str) -> list[Table | str]:
     return parts
 
 
-def _saved(result: "Result", row: "OpRow") -> str:
+def _saved(result: "OpResult", row: "OpMeasurement") -> str:
     """What our fastest saves for backward relative to the other."""
     ours = result.rows[result.fastest].saved_bytes if result.fastest else None
     return number(ours / row.saved_bytes if ours and row.saved_bytes else None, ".3f")
 
 
-def _length_tables(curves: "dict[str, Curve]", lengths: list[int], setting: str) -> list[Table | str]:
+def _length_tables(curves: "dict[str, LengthCurve]", lengths: list[int], setting: str) -> list[Table | str]:
     """Growth, then times."""
 
-    def doubling(place: int, curve: "Curve") -> str:
+    def doubling(place: int, curve: "LengthCurve") -> str:
         return ratio_text(curve.doublings[place], "") if curve.correct else "incorrect"
 
-    def time(length: int, curve: "Curve") -> str:
+    def time(length: int, curve: "LengthCurve") -> str:
         point = curve.points[length]
         median, best = point.median, point.timing and point.timing.best
         return cell(point, f"{1e3 * median:.4g} ({1e3 * best:.4g})" if median and best else "skipped")

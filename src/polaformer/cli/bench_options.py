@@ -17,10 +17,11 @@ from polaformer.extras import require
 from polaformer.regular_files import writing
 
 if TYPE_CHECKING:
+    from polaformer.analysis.agreement import Shape
     from polaformer.bench.contenders import Contender
-    from polaformer.bench.runner import Settings
+    from polaformer.bench.runner import BenchSettings, Measurement
 
-Shape = tuple[int, int, int, int]  # batch, heads, tokens, head width
+
 NONE = tyro.conf.arg(help_behavior_hint="(default: none)")  # tyro shows an empty tuple as "(default: )"
 Found = TypeVar("Found")
 SHAPES = ("4,4,3136,32", "8,3,196,64", "1,8,16384,32", "1,4,65536,64")
@@ -34,7 +35,7 @@ class Report(NamedTuple):
     record: dict[str, Any]
     shown: Iterable[Table | str]
     draw: Callable[[Path], None]
-    rows: Mapping[str, Mapping[str, Any]]  # by table and name
+    rows: "Mapping[str, Mapping[str, Measurement]]"  # by table and name
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Lengths:
         """The same in words."""
         return f"batch {self.batch}, {self.heads} heads of width {self.width}, float32"
 
-    def checked_shapes(self, shapes: Sequence[str] = SHAPES) -> list[Shape]:
+    def checked_shapes(self, shapes: Sequence[str] = SHAPES) -> "list[Shape]":
         """The shapes as numbers, those of --lengths if given; raises UsageError for those that make no sense."""
         where, lengths = "--shapes has", sorted(set(self.lengths))
         if lengths:
@@ -117,8 +118,7 @@ class Bench:
         else:
             print_all(*report.shown, *self.saved_lines())
         rows = [(where, row) for where, rows in report.rows.items() for row in rows.values()]
-        reasons = [(where, getattr(row, "skipped", None) or "") for where, row in rows]
-        noisy = dict.fromkeys(f"{where} is {reason}" for where, reason in reasons if reason.startswith(TOO_NOISY))
+        noisy = dict.fromkeys(f"{where} is {row.skipped}" for where, row in rows if (row.skipped or "").startswith(TOO_NOISY))
         if noisy:
             print_line(
                 f"polaformer bench: {'; '.join(noisy)}. × is high over low of the interval of a median over rounds, "
@@ -137,9 +137,7 @@ class Bench:
 
     def check_common(self, figure_needs: str = "") -> None:
         """Raise UsageError for shared options that make no sense; figure_needs: what is missing for a figure."""
-        cores, rounds = os.cpu_count() or 1, getattr(self, "rounds", 1)
-        if rounds < 1:
-            raise UsageError(f"--rounds is {rounds}; give at least 1")
+        cores = os.cpu_count() or 1
         if not (self.seconds > 0 and isfinite(self.seconds)):
             raise UsageError(f"--seconds is {self.seconds}; give a positive number")
         if self.threads is not None and not 1 <= self.threads <= cores:
@@ -173,7 +171,7 @@ class Bench:
         for_memory: include those that are compared for memory only. Raises UsageError for an unknown device or name.
         """
         self.load("polaformer.bench.op")
-        from polaformer.bench.contenders import CONTENDERS, FOR_MEMORY, YARDSTICK, working
+        from polaformer.bench.contenders import BASELINE, CONTENDERS, FOR_MEMORY, working
 
         more = FOR_MEMORY if for_memory else {}
         names = [*CONTENDERS, *more]
@@ -182,8 +180,8 @@ class Bench:
                 hint = nearest(part, " ".join(names).replace("(", " ").replace(")", " ").split())
                 among = f"{hint}there are: {'; '.join(names)}"
                 raise UsageError(f"--without has {part!r}, which is not part of any name; {among}")
-            if part in YARDSTICK:
-                raise UsageError(f"--without has {part!r}, but {YARDSTICK} is what the others are compared with; leave it in")
+            if part in BASELINE:
+                raise UsageError(f"--without has {part!r}, but {BASELINE} is what the others are compared with; leave it in")
         with steps({"asking the backends": 3.0}) as begin:
             begin("asking the backends")  # one may be built now
             there, notes = working(self.device, backward=backward)
@@ -198,20 +196,26 @@ class Timed(Bench):
     rounds: int = 30
     """Maximum number of timing rounds."""
 
+    def check_common(self, figure_needs: str = "") -> None:
+        """Also raise UsageError for a bad number of rounds."""
+        if self.rounds < 1:
+            raise UsageError(f"--rounds is {self.rounds}; give at least 1")
+        super().check_common(figure_needs)
+
     def time(
-        self, jobs: "Mapping[str, Callable[[Settings], Found]]", calls: int, **sizes: Any
+        self, jobs: "Mapping[str, Callable[[BenchSettings], Found]]", calls: int, **sizes: Any
     ) -> tuple[dict[str, Found], dict[str, Any]]:
         """What `run_jobs` finds, and the machine; sizes: of the settings."""
         from polaformer.analysis.machine import described
-        from polaformer.bench.runner import Settings
+        from polaformer.bench.runner import BenchSettings
 
-        settings = Settings(self.mode in ("both", "train"), self.rounds, self.seconds, self.device, **sizes)
+        settings = BenchSettings(self.mode in ("both", "train"), self.rounds, self.seconds, self.device, self.threads, **sizes)
         with described(self.threads) as machine:
             found = run_jobs(jobs, settings, calls)
         return found, machine
 
 
-def run_jobs(jobs: "Mapping[str, Callable[[Settings], Found]]", settings: "Settings", calls: int) -> dict[str, Found]:
+def run_jobs(jobs: "Mapping[str, Callable[[BenchSettings], Found]]", settings: "BenchSettings", calls: int) -> dict[str, Found]:
     """What each job finds, by name; calls: about how many each of them makes, for the progress bar."""
     with counted(calls, len(jobs)) as begin:
         return {name: job(replace(settings, on_call=begin(name))) for name, job in jobs.items()}
@@ -222,12 +226,12 @@ def records(rows: Mapping[str, Any]) -> dict[str, Any]:
     return {name: row.as_record() for name, row in rows.items()}
 
 
-def shape_text(shape: Shape) -> str:
+def shape_text(shape: "Shape") -> str:
     """The shape as it is given on the command line."""
     return ",".join(str(size) for size in shape)
 
 
-def _checked_shape(text: str, where: str) -> Shape:
+def _checked_shape(text: str, where: str) -> "Shape":
     try:
         batch, heads, tokens, width = shape = tuple(int(part) for part in text.split(","))
     except ValueError:

@@ -9,7 +9,7 @@ from polaformer.cli.output import new_table
 
 if TYPE_CHECKING:
     from polaformer.analysis.timing import Ratio
-    from polaformer.bench.runner import Row
+    from polaformer.bench.runner import Measurement
 
 PASSES = {"forward": "forward pass", "both": "forward and backward pass"}
 IN_BRACKETS = "in brackets the 95 % interval of the median over rounds, all rounds where there are fewer than 6"
@@ -31,7 +31,7 @@ def table(title: str, columns: Columns, *sections: Mapping[str, Any], first: str
     return found
 
 
-def cell(row: "Row", text: str) -> str:
+def cell(row: "Measurement", text: str) -> str:
     """The text, or why there is no number."""
     if not row.correct:
         return "incorrect"
