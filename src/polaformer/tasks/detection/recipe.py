@@ -1,0 +1,165 @@
+"""The recipe of object detection: every hyperparameter of a training run in one frozen dataclass."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from polaformer.extras import require
+from polaformer.tasks.attention_options import attention_option_problems, parse_attention_options
+from polaformer.tasks.classification.recipe import IMAGENET_MEAN, IMAGENET_STD
+from polaformer.tasks.recipe import Recipe
+from polaformer.training.metric import Metric, TaskTerms
+
+if TYPE_CHECKING:
+    from polaformer.tasks.detection.job import DetectionJob
+
+DetectorName = Literal["retinanet", "mask-rcnn", "cascade-mask-rcnn"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectionRecipe(Recipe):
+    """Object detection and instance segmentation. The defaults are the published settings of Mask R-CNN 1x on COCO."""
+
+    task: ClassVar[str] = "detection"
+    terms: ClassVar[TaskTerms] = TaskTerms(Metric("box_AP", "%"), "images", "--max-bad-share", "--on-bad-image skip")
+
+    data: str | None = None
+    """A folder in COCO's layout (annotations/instances_train2017.json, train2017, …), or TRAIN.json:IMAGES,VAL.json:IMAGES."""
+    on_bad_image: Literal["error", "skip"] = "error"
+    """What to do with an unreadable image: error ends the run, skip replaces it with another one."""
+    max_bad_share: float = 0.001
+    """Share of the images of an epoch that may be skipped before the run ends; one is always allowed."""
+    detector: DetectorName = "mask-rcnn"
+    """The detector around the backbone."""
+    model: str = "pola_pvt_tiny"
+    """Name of the backbone, a PVT, PVTv2 or Swin; `polaformer models` lists them."""
+    attention: str | None = None
+    """Mechanism of all stages, or one per stage, separated by commas; None: the model's own."""
+    attention_options: tuple[str, ...] | None = None
+    """Arguments of the attention layer and its mechanism as NAME=VALUE, such as gate=linear; None: as published."""
+    backbone: str | None = None
+    """Weights for the backbone: ours, the authors', timm's, or the backbone of an mmdetection or mmsegmentation file."""
+    patch_size: int | None = None
+    """Patch size in pixels; None, here and for the next options: the model's own."""
+    dims: tuple[int, ...] | None = None
+    """Channels, one number per stage."""
+    depths: tuple[int, ...] | None = None
+    """Blocks, one number per stage."""
+    num_heads: tuple[int, ...] | None = None
+    """Attention heads, one number per stage."""
+    mlp_ratios: tuple[float, ...] | None = None
+    """Hidden width of the MLP relative to the width of the block, one number per stage."""
+    reductions: tuple[int, ...] | None = None
+    """Factor by which the key grid is smaller than the query grid along height and width, one per stage."""
+    drop_path_rate: float | None = None
+    """Largest drop path rate (stochastic depth) of the blocks."""
+    channels: int = 256
+    """Channels of the feature pyramid and of the convolutions in the heads."""
+    box_head: Literal["2fc", "4conv1fc"] = "2fc"
+    """Layers of the box heads: two fully connected ones, or four convolutions and one fully connected layer."""
+    box_regression: Literal["smooth-l1", "giou"] | None = None
+    """Loss of the boxes; None: as published (L1, with 4conv1fc in the cascade GIoU)."""
+    box_features: int = 1024
+    """Channels of the fully connected layers of the box heads."""
+    anchor_scale: float | None = None
+    """Side of the smallest anchors relative to the stride of their level; None: as published (8; 4 for RetinaNet)."""
+    sizes: tuple[int, ...] = (800,)
+    """Lengths of the shorter side in training, in pixels, one of which is drawn for each image."""
+    max_size: int = 1333
+    """Largest length of the longer side, in pixels."""
+    eval_size: int = 800
+    """Length of the shorter side in evaluation, in pixels."""
+    crop: bool = False
+    """Half of the time resize images to 400, 500 or 600 and crop 384 to 600 pixels of them first, as DETR and Swin do."""
+    hflip: float = 0.5
+    """Probability of flipping a training image horizontally."""
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    """Mean of each channel, for normalisation."""
+    std: tuple[float, ...] = IMAGENET_STD
+    """Standard deviation of each channel, for normalisation."""
+    group_size: int = 2
+    """Images of about the same shape (tall, or wide) that stay together, as on each of the published GPUs; divides batch_size."""
+    eval_batch_size: int = 1
+    """Images per batch in evaluation, in each process; with 1 results cannot depend on padding."""
+    score_threshold: float = 0.05
+    """Detections below this score are dropped."""
+    nms_threshold: float = 0.5
+    """Detections of one class that overlap more than this (IoU) with a better one are dropped."""
+    max_detections: int = 100
+    """Detections per image that are kept, at most."""
+    checkpoint: str | None = None
+    """A whole detector to start from: a weights file, a run or a checkpoint; heads for other classes are dropped."""
+
+    def problems(self) -> list[str]:
+        """All problems with the values, one line each; needs neither the data nor PyTorch."""
+        found = super().problems() + attention_option_problems(self.attention_options)
+        if self.checkpoint is not None and self.backbone is not None:
+            found.append("checkpoint and backbone are both given; give one: a whole detector, or weights of its backbone")
+        return found + self._range_problems() + self._size_problems() + self._head_problems()
+
+    def _range_problems(self) -> list[str]:
+        shares = ("max_bad_share", "hflip", "score_threshold", "nms_threshold")
+        found = [f"{n} is {getattr(self, n)}; give a number in [0, 1]" for n in shares if not 0 <= getattr(self, n) <= 1]
+        if self.drop_path_rate is not None and not 0 <= self.drop_path_rate < 1:
+            found.append(f"drop_path_rate is {self.drop_path_rate}; give a number in [0, 1)")
+        if len(self.mean) != 3 or len(self.std) != 3 or not all(s > 0 for s in self.std):
+            found.append(f"mean is {self.mean} and std {self.std}; give three numbers each, and std above 0")
+        if self.anchor_scale is not None and not 0 < self.anchor_scale < float("inf"):
+            found.append(f"anchor_scale is {self.anchor_scale}; give a number > 0, or None")
+        return found
+
+    def _size_problems(self) -> list[str]:
+        names = ("max_size", "eval_size", "channels", "box_features", "group_size", "eval_batch_size", "max_detections")
+        found = [f"{n} is {getattr(self, n)}; give an integer ≥ 1" for n in names if getattr(self, n) < 1]
+        if not self.sizes or min(self.sizes) < 1:
+            found.append(f"sizes is {self.sizes}; give integers ≥ 1")
+        elif max(*self.sizes, self.eval_size) > self.max_size:
+            found.append(f"max_size is {self.max_size}, less than the largest of sizes and eval_size; give a larger one")
+        if self.patch_size is not None and self.patch_size < 1:
+            found.append(f"patch_size is {self.patch_size}; give an integer ≥ 1")
+        for name in ("dims", "depths", "num_heads", "mlp_ratios", "reductions"):
+            values = getattr(self, name)
+            if values is not None and (not values or any(not 0 < value < float("inf") for value in values)):
+                found.append(f"{name} is {values}; give positive numbers, one per stage")
+        if self.group_size >= 1 and self.batch_size % self.group_size:
+            found.append(f"group_size is {self.group_size}, which does not divide batch_size, {self.batch_size}")
+        return found
+
+    def _head_problems(self) -> list[str]:
+        if self.detector != "retinanet":
+            return []
+        defaults = {"box_head": "2fc", "box_regression": None, "box_features": 1024}
+        return [
+            f"{name} is {getattr(self, name)!r}, but retinanet has no such head; leave it out"
+            for name, value in defaults.items()
+            if getattr(self, name) != value
+        ]
+
+    def backbone_options(self) -> dict[str, Any]:
+        """The arguments of `create_model` for the backbone, without its name and size."""
+        names = ("attention", "patch_size", "dims", "depths", "num_heads", "mlp_ratios", "reductions", "drop_path_rate")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.attention_options is not None:
+            given["attention_options"] = parse_attention_options(self.attention_options)
+        return given
+
+    def values_with_absolute_paths(self) -> dict[str, Any]:
+        """The options for JSON, valid from any working directory."""
+        from os.path import abspath
+
+        from polaformer.data.sources.coco import absolute_data
+
+        values = super().values_with_absolute_paths()
+        data = None if self.data is None else absolute_data(self.data)
+        return values | {"data": data, "backbone": None if self.backbone is None else abspath(self.backbone)}
+
+    def before_training(self) -> list[str]:
+        """Raises MissingExtraError unless the packages for masks and average precision are there."""
+        require("train", "pycocotools")
+        require("train", "faster_coco_eval")
+        return []
+
+    def job(self) -> "DetectionJob":
+        """Opens the data and builds the model; loads PyTorch, raises SettingsError or DataError."""
+        from polaformer.tasks.detection.job import DetectionJob
+
+        return DetectionJob(self)
