@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polaformer.data.sources.source import DataSplits, Source
+from polaformer.data.sources.source import DataSplits, Images, Source
 from polaformer.errors import DataError, ImageError
 from polaformer.regular_files import read_regular
 
@@ -80,7 +80,7 @@ def audit(
     report = AuditReport()
     duplicates = Duplicates("image", data.classes)
     for name, source in data.splits.items():
-        inspected = _inspect_all(source, num_workers, advance)
+        inspected = inspect_all(source, num_workers, advance)
         report.parts[name] = _statistics(source, inspected)
         for index, one in enumerate(inspected):
             _record(report, duplicates, name, source, index, one)
@@ -105,7 +105,8 @@ def write_manifest(path: Path, digests: Mapping[str, str]) -> None:
     path.write_text(json.dumps({"format": FORMAT, "sha256": dict(digests)}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _inspect_all(source: Source, num_workers: int, advance: Callable[[], object]) -> list[Inspected]:
+def inspect_all(source: Images, num_workers: int, advance: Callable[[], object]) -> list[Inspected]:
+    """Read every image. advance: called once per image."""
     results = []
     with ThreadPoolExecutor(num_workers) as pool:
         for start in range(0, len(source), CHUNK_SIZE):  # a pool would queue all images at once
@@ -115,7 +116,7 @@ def _inspect_all(source: Source, num_workers: int, advance: Callable[[], object]
     return results
 
 
-def _inspect(source: Source, index: int) -> Inspected:
+def _inspect(source: Images, index: int) -> Inspected:
     digest = None
     try:
         digest = hashlib.sha256(source.content(index)).hexdigest()
@@ -138,10 +139,14 @@ def _record(report: AuditReport, duplicates: Duplicates, split: str, source: Sou
 
 
 def _statistics(source: Source, inspected: list[Inspected]) -> dict[str, Any]:
+    return {"images": len(source), **class_sizes(source.labels, source.classes), "sizes": span_of_sizes(inspected)}
+
+
+def span_of_sizes(inspected: Iterable[Inspected]) -> str:
+    """The smallest and the largest width and height."""
     sizes = [one.size for one in inspected if one.size is not None]
     widths, heights = [size[0] for size in sizes], [size[1] for size in sizes]
-    span = f"{min(widths)}×{min(heights)} to {max(widths)}×{max(heights)}" if sizes else "none readable"
-    return {"images": len(source), **class_sizes(source.labels, source.classes), "sizes": span}
+    return f"{min(widths)}×{min(heights)} to {max(widths)}×{max(heights)}" if sizes else "none readable"
 
 
 def class_sizes(labels: Iterable[int], classes: tuple[str, ...]) -> dict[str, Any]:

@@ -2,18 +2,17 @@
 
 import hashlib
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from PIL.Image import Image
 
 from polaformer.errors import SettingsError
 
 
-class Source(Protocol):
-    """Labelled images that can be read in any order."""
+class Images(Protocol):
+    """Images that can be read in any order, whatever is known about them. classes: what may be seen on them."""
 
     classes: tuple[str, ...]
-    labels: list[int]
 
     def __len__(self) -> int: ...
 
@@ -30,13 +29,22 @@ class Source(Protocol):
         ...
 
 
+class Source(Images, Protocol):
+    """Images with one label each."""
+
+    labels: list[int]
+
+
+AnyImages = TypeVar("AnyImages", bound=Images)
+
+
 @dataclass(frozen=True)
-class DataSplits:
+class Splits(Generic[AnyImages]):
     """Images to train on, to validate on and, optionally, to test on; all splits have the same classes."""
 
-    train: Source
-    val: Source
-    test: Source | None = None
+    train: AnyImages
+    val: AnyImages
+    test: AnyImages | None = None
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -44,15 +52,19 @@ class DataSplits:
         return self.train.classes
 
     @property
-    def splits(self) -> dict[str, Source]:
+    def splits(self) -> dict[str, AnyImages]:
         """The existing splits by name."""
         return {"train": self.train, "val": self.val} | ({} if self.test is None else {"test": self.test})
 
-    def split(self, name: str) -> Source:
+    def split(self, name: str) -> AnyImages:
         """The split of that name; raises SettingsError."""
         if name not in self.splits:
             raise SettingsError(f"there is no split {name!r} (--split); the data have {', '.join(self.splits)}")
         return self.splits[name]
+
+
+class DataSplits(Splits[Source]):
+    """The splits of images with one label each."""
 
 
 class Subset:
