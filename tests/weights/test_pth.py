@@ -4,13 +4,16 @@ import struct
 import zipfile
 from collections import Counter, OrderedDict
 
+import numpy as np
 import pytest
 import torch
 
 import hostile
 from hostile import number, numbers, state, storage, tensor, text, write
+from mmdetection import write_checkpoint
 from polaformer import CheckpointError
 from polaformer.weights.files import check_storages, read_state_dict
+from polaformer.weights.pth import Dropped
 
 MODEL = {"x": torch.arange(4.0)}
 
@@ -122,3 +125,76 @@ def test_tensors_that_take_more_memory_than_their_file_has_bytes_are_refused():
     check_storages({"x": shared, "y": shared[2:]}, 40, "file.pth")
     with pytest.raises(CheckpointError, match=r"file\.pth has 40 bytes, but its tensors take 44; it was not loaded"):
         check_storages({"x": shared, "y": torch.zeros(1)}, 40, "file.pth")
+
+
+HISTORY = b"cmmengine.logging.history_buffer\nHistoryBuffer\n"
+GETATTR = b"c__builtin__\ngetattr\n"
+MKDIR = b"cos\nmkdir\n"
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+def test_a_checkpoint_of_mmengine_with_the_history_of_its_training(zipped, tmp_path):
+    write_checkpoint(tmp_path / "file.pth", MODEL, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(Exception, match=r"HistoryBuffer|_reconstruct|getattr"):
+        torch.load(tmp_path / "file.pth", weights_only=True)
+    state = read_state_dict(tmp_path / "file.pth")
+    assert state.keys() == MODEL.keys()
+    assert torch.equal(state["x"], MODEL["x"])
+
+
+def test_what_this_process_allows_elsewhere_is_neither_used_nor_forgotten(tmp_path):
+    """NumPy's function, which users allow to read such checkpoints, allocates any size."""
+    vast = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n" + number(2**45) + b"\x85" + text("b") + b"tR"
+    write(
+        tmp_path / "file.pth",
+        b"\x80\x02}(" + text("model") + b"}" + text("x") + tensor((4,), (1,)) + b"s" + text("o") + vast + b"u.",
+    )
+    allowed = [(np._core.multiarray._reconstruct, "numpy.core.multiarray._reconstruct"), np.ndarray, getattr]
+    with torch.serialization.safe_globals(allowed):
+        before = set(torch.serialization.get_safe_globals())
+        assert read_state_dict(tmp_path / "file.pth")["x"].tolist() == [1, 2, 3, 4]
+        assert set(torch.serialization.get_safe_globals()) == before
+
+
+def test_what_is_dropped_is_no_weight(tmp_path):
+    assert Dropped("anything", 1) is Dropped()
+    write(tmp_path / "file.pth", b"\x80\x02}" + text("x") + HISTORY + b")\x81}" + text("y") + b"K\x01sbs.")
+    with pytest.raises(CheckpointError, match="'x' is a Dropped; a mapping from names to plain tensors is needed"):
+        read_state_dict(tmp_path / "file.pth")
+
+
+IN_A_HISTORY = {
+    "another class of the same module": lambda mark: HISTORY.replace(b"Buffer\n", b"Buffers\n") + b")\x81",
+    "the class from another module": lambda mark: b"cmmengine.logging\nHistoryBuffer\n)\x81",
+    "the class in other letters": lambda mark: HISTORY.replace(b"HistoryBuffer", b"Historybuffer") + b")\x81",
+    "something that the module imports": lambda mark: b"cmmengine.logging.history_buffer\nwarnings\n",
+    "a dotted name": lambda mark: b"cmmengine.logging.history_buffer\nHistoryBuffer.__init__\n",
+    "another function of NumPy": lambda mark: b"cnumpy\nload\n(" + text(mark) + b"tR",
+    "reduce in its state": lambda mark: HISTORY + b")\x81}" + text("a") + MKDIR + b"(" + text(mark) + b"tRsb",
+    "reduce of a method": lambda mark: GETATTR + b"(" + HISTORY + text("mean") + b"tR(" + text(mark) + b"tR",
+    "build of the class": lambda mark: HISTORY + b"}" + text("__setstate__") + MKDIR + b"sb)\x81" + text(mark) + b"b",
+    "build of the class with what is allowed": lambda mark: HISTORY + b"}" + text("__setstate__") + GETATTR + b"sb",
+    "setitem on an instance": lambda mark: HISTORY + b")\x81" + text("a") + b"K\x01s",
+    "append to an instance": lambda mark: HISTORY + b")\x81K\x01a",
+    "getattr of something else": lambda mark: GETATTR + b"(cnumpy\nndarray\n" + text("tofile") + b"tR",
+    "getattr of an instance": lambda mark: GETATTR + b"(" + HISTORY + b")\x81" + text("max_length") + b"tR",
+    "bytes of any size": lambda mark: b"c__builtin__\nbytes\n(" + number(2**33) + b"tR",
+    "text that doubles": lambda mark: b"c_codecs\nencode\n(" + text("ab") + text("hex") + b"tR",
+    "one text many times": lambda mark: (
+        text("ab" * 500)
+        + b"q\x01"
+        + b"c_codecs\nencode\nq\x020" * 50
+        + b"".join(b"h\x02(h\x01" + text("latin1") + b"tR0" for _ in range(50))
+    ),
+    "encoding of no text": lambda mark: b"c_codecs\nencode\n(K\x01" + text("latin1") + b"tR",
+}
+
+
+@pytest.mark.parametrize("kind", IN_A_HISTORY)
+def test_a_history_that_is_more_than_that_is_one_error_and_nothing_is_executed(kind, tmp_path):
+    mark = tmp_path / "executed"
+    beside = text("message_hub") + IN_A_HISTORY[kind](mark)
+    write(tmp_path / "file.pth", b"\x80\x02}(" + text("model") + b"}" + text("x") + tensor((4,), (1,)) + b"s" + beside + b"u.")
+    with pytest.raises(CheckpointError, match=r"file\.pth (holds more than tensors and plain containers|is damaged)"):
+        read_state_dict(tmp_path / "file.pth")
+    assert not hostile.is_executed(mark)

@@ -73,7 +73,7 @@ def test_there_are_27_hostile_files_and_each_harms_a_reader_without_care(harm):
 
 @pytest.mark.parametrize("kind", hostile.HOSTILE)
 def test_a_hostile_file_is_one_error_and_nothing_is_executed(kind, tmp_path):
-    """Most payloads stop at the check of the pickle; the old format and the bare pickle are not archives and stop before it."""
+    """Most payloads stop at the check of the pickle; the bare pickle is no archive and stops before it."""
     path, mark = tmp_path / "file.pth", tmp_path / "executed"
     hostile.HOSTILE[kind](path, mark)
     with pytest.raises(CheckpointError, match=r"file\.pth"):

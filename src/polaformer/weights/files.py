@@ -23,7 +23,8 @@ from torch import Tensor
 
 from polaformer.regular_files import open_regular, reason, too_large_reason
 from polaformer.weights.errors import WeightsError
-from polaformer.weights.pth import CONFIGURATION_CLASSES, check_pickle, ends_with_central_directory
+from polaformer.weights.legacy_pth import check_legacy, is_legacy
+from polaformer.weights.pth import CONFIGURATION_CLASSES, DROPPED, Dropped, check_pickle, ends_with_central_directory
 
 StateDict = dict[str, Any]
 
@@ -32,6 +33,8 @@ WRAPPERS = ("model", "state_dict", "state_dict_ema", "model_ema", "module")  # k
 MAX_BYTES = 4 * 2**30  # of a weights file: the largest of these models needs a third, with optimiser and EMA
 MAX_WRAPPERS = 8  # how deeply a state dict may be nested
 NOT_PLAIN = "a sparse, quantised or meta tensor, or one with more elements than its storage holds"
+# What torch builds instead of classes that may not be installed, by their names.
+STUBS: list[Any] = [(OrderedDict, name) for name in CONFIGURATION_CLASSES] + [(Dropped, name) for name in DROPPED]
 PREFIXES = ("module.", "_orig_mod.", "model.")  # before every name, if a wrapped model was saved
 
 
@@ -113,11 +116,15 @@ def _open_safetensors(path: Path) -> Iterator[Any]:
 
 def _read_pth(path: Path) -> Any:
     """The content of a torch.save file, through the restricted unpickler only."""
-    pickled = _check_archive(path)
+    legacy = is_legacy(path)
+    pickled = "" if legacy else _check_archive(path)
     try:
-        with zipfile.ZipFile(path) as archive:
-            check_pickle(archive.read(pickled))
-        with torch.serialization.safe_globals([(OrderedDict, name) for name in CONFIGURATION_CLASSES]):
+        if legacy:
+            check_legacy(path)
+        else:
+            with zipfile.ZipFile(path) as archive:
+                check_pickle(archive.read(pickled))
+        with _stubs():
             return torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         requested = re.search(r"GLOBAL:? (\S+)", str(error))
@@ -132,6 +139,26 @@ def _read_pth(path: Path) -> Any:
         raise WeightsError(f"{path} is damaged: {what}; fetch or write it again") from error
 
 
+@contextmanager
+def _stubs() -> Iterator[None]:
+    """In this context torch reads STUBS for the classes of their names, even if this process allowed the classes themselves."""
+    allowed = torch.serialization.get_safe_globals()
+    clashing = [one for one in allowed if one not in STUBS and _name_of(one) in {name for _, name in STUBS}]
+    if clashing:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals([one for one in allowed if one not in clashing])
+    try:
+        with torch.serialization.safe_globals(STUBS):
+            yield
+    finally:
+        torch.serialization.add_safe_globals(clashing)
+
+
+def _name_of(allowed: Any) -> str:
+    """The name by which a pickle asks for an allowed global."""
+    return str(allowed[1]) if isinstance(allowed, tuple) else f"{allowed.__module__}.{allowed.__qualname__}"
+
+
 def _check_archive(path: Path) -> str:
     """The name of its pickle; raises unless it is a zip archive as torch.save writes it: uncompressed, so it cannot expand."""
     try:
@@ -143,7 +170,7 @@ def _check_archive(path: Path) -> str:
         raise WeightsError(f"{path} is damaged: {error}; fetch or write it again") from error
     if not is_archive:
         raise WeightsError(
-            f"{path} is neither a safetensors file nor a complete torch.save file (torch 1.6 or later); "
+            f"{path} is neither a safetensors file nor a complete torch.save file; "
             "fetch it again, or save its state dict as safetensors"
         )
     if not ends_with_central_directory(path):

@@ -8,7 +8,7 @@ import pickletools
 import struct
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -23,17 +23,41 @@ REBUILDERS = {
 # May be called with values used once only: many copies of one large container would take little room in a file.
 CONTAINERS = {"collections.OrderedDict", "collections.Counter", "torch.Size", "builtins.set", "__builtin__.set"}
 CONTAINERS |= set(CONFIGURATION_CLASSES)
+# mmengine's checkpoints (mmdetection, mmsegmentation) also hold the history of their training, and numbers of NumPy. Whatever
+# these names stand for is not called: each is read as `Dropped`, which keeps nothing. getattr is how methods are pickled.
+HISTORY = "mmengine.logging.history_buffer.HistoryBuffer"
+_NUMPY = {f"numpy.{core}.multiarray.{what}" for core in ("core", "_core") for what in ("_reconstruct", "scalar")}
+DROPPED = {HISTORY, "numpy.ndarray", "numpy.dtype", *_NUMPY, "builtins.getattr", "builtins.bytes"}
+DROPPED |= {"__builtin__.getattr", "__builtin__.bytes"}
+_GETATTR, _BYTES = ("builtins.getattr", "__builtin__.getattr"), ("builtins.bytes", "__builtin__.bytes")
+_ENCODE = "_codecs.encode"  # how the bytes of NumPy's numbers are pickled; torch calls it
 # May be named but not called.
 TYPES = {f"torch.{name}" for name, value in vars(torch).items() if isinstance(value, torch.dtype) or name.endswith("Storage")}
 TYPES |= {"torch.storage.UntypedStorage"}
-ALLOWED = REBUILDERS | CONTAINERS | TYPES
+ALLOWED = REBUILDERS | CONTAINERS | TYPES | DROPPED | {_ENCODE}
 
 # torch.save writes protocol 2. Each of these opcodes pops this many values from the stack and pushes one.
-POPS = dict.fromkeys(("NONE", "NEWFALSE", "NEWTRUE", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET"), 0)
+POPS = dict.fromkeys(("NEWFALSE", "NEWTRUE", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET"), 0)
 POPS |= dict.fromkeys(("BINFLOAT", "SHORT_BINSTRING"), 0) | {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "EMPTY_TUPLE": 0}
 LITERALS = {"BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE"}
 MUTATES = {"APPEND": 1, "SETITEM": 2, "BUILD": 1}  # pop this many values and mutate the one below
 FRESH, SHARED = object(), object()  # values that are not tracked further: used once, or again through the memo
+
+
+class Dropped:
+    """Stands for an object that is of no use for weights; ignores its arguments and its state."""
+
+    __slots__ = ()
+
+    def __new__(cls, *_: Any) -> "Dropped":
+        """The one and only instance."""
+        return _DROPPED
+
+    def __setstate__(self, _: Any) -> None:
+        pass
+
+
+_DROPPED = object.__new__(Dropped)
 
 
 class _Global(str):
@@ -44,15 +68,25 @@ class _Global(str):
 
 def check_pickle(content: bytes) -> None:
     """Trace a pickle without running it; raises UnpicklingError if it does anything that no weights file needs."""
+    for reference in trace(content, len(content)):
+        storage_key(reference, length=5)
+
+
+def trace(stream: bytes | IO[bytes], size: int) -> list[Any]:
+    """Check the next pickle, of a file of `size` bytes, and return its references to storages, as far as they were tracked."""
     stack: list[Any] = []
     outer: list[list[Any]] = []  # the stacks below each open mark
     memo: dict[Any, Any] = {}
-    for opcode, value, _ in pickletools.genops(content):
+    references: list[Any] = []
+    encoded = 0
+    for opcode, value, _ in pickletools.genops(stream):
         name = opcode.name
         if name == "GLOBAL":
             stack.append(_allowed_global(str(value).replace(" ", ".")))
         elif name in LITERALS:
             stack.append(value)
+        elif name == "NONE":
+            stack.append(None)
         elif name in POPS:
             popped = _pop(stack, POPS[name])
             stack.append(popped if "TUPLE" in name else FRESH)
@@ -66,10 +100,15 @@ def check_pickle(content: bytes) -> None:
         elif name in MUTATES:
             _pop(stack, MUTATES[name])
         elif name in ("REDUCE", "NEWOBJ"):
-            _check_call(*_pop(stack, 2))
+            function, arguments = _pop(stack, 2)
+            _check_call(function, arguments)
+            # The text of a call can come from the memo, any number of times.
+            encoded += len(arguments[0]) if function == _ENCODE else 0
+            if encoded > size:
+                raise UnpicklingError(f"GLOBAL {function}")
             stack.append(FRESH)
         elif name == "BINPERSID":
-            _check_storage(*_pop(stack, 1))
+            references += _pop(stack, 1)
             stack.append(FRESH)
         elif name in ("BINPUT", "LONG_BINPUT"):
             memo[value] = stack[-1]
@@ -77,6 +116,18 @@ def check_pickle(content: bytes) -> None:
             stack.append(memo[value] if isinstance(memo[value], str | int) else SHARED)
         elif name not in ("PROTO", "STOP"):
             raise UnpicklingError(f"{name} is not an opcode that torch.save writes")
+    return references
+
+
+def storage_key(reference: Any, *, length: int) -> str:
+    """The key of a storage; raises unless it is a string of digits: 0 and "0", or "a" and "A", would read one entry twice.
+
+    length: of the reference; 5 in archives.
+    """
+    key = reference[2] if isinstance(reference, tuple) and len(reference) == length else None
+    if not isinstance(key, str) or not (key.isascii() and key.isdecimal()):
+        raise UnpicklingError("a storage has no number")
+    return key
 
 
 def _pop(stack: list[Any], count: int) -> tuple[Any, ...]:
@@ -96,16 +147,15 @@ def _allowed_global(name: str) -> _Global:
 def _check_call(function: Any, arguments: Any) -> None:
     if not isinstance(function, _Global):
         raise UnpicklingError("it calls something that is not a function")
-    used_once = isinstance(arguments, tuple) and all(one is FRESH or isinstance(one, tuple) for one in arguments)
-    if function in TYPES or (function in CONTAINERS and not used_once):
+    given = arguments if isinstance(arguments, tuple) else (SHARED,)
+    used_once = all(one is FRESH or one is None or isinstance(one, tuple) for one in given)
+    is_text = len(given) == 2 and type(given[0]) is str and given[1] == "latin1"
+    is_wrong = function in TYPES or (function in CONTAINERS and not used_once)
+    is_wrong |= function == _ENCODE and not is_text
+    is_wrong |= function in _GETATTR and given[:1] != (HISTORY,)
+    is_wrong |= function in _BYTES and bool(given)
+    if is_wrong:
         raise UnpicklingError(f"GLOBAL {function}")
-
-
-def _check_storage(reference: Any) -> None:
-    """Raises unless the key is a string of digits: 0 and "0", or "a" and "A", would read one archive entry twice."""
-    key = reference[2] if isinstance(reference, tuple) and len(reference) == 5 else None
-    if not isinstance(key, str) or not (key.isascii() and key.isdecimal()):
-        raise UnpicklingError("a storage has no number")
 
 
 def ends_with_central_directory(path: Path) -> bool:
