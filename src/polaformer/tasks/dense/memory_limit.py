@@ -1,0 +1,89 @@
+"""Whether a model of a dense task can be trained at an image size, decided before training.
+
+Images of dense tasks have many times the tokens of those of classification: mechanisms that materialise a map of all pairs of
+tokens exceed any memory there, and those with parameters per token support no length beyond the one that they were built for.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polaformer.backbones.backbone import Backbone
+from polaformer.errors import SettingsError
+from polaformer.ops.grid import Grid
+from polaformer.training.memory_estimate import MemoryEstimate, estimate_memory
+from polaformer.training.settings import Settings
+
+GB = 1e9
+
+
+def check_fits(
+    build: Callable[[Grid | None], nn.Module],
+    size: Grid,
+    batch: int,
+    settings: Settings,
+    *,
+    forward: Callable[[Any, Tensor], Any] | None = None,
+    limit: int | None = None,
+    device: str = "cpu",
+) -> MemoryEstimate:
+    """The memory to train a model on `batch` images of the given (height, width); nothing is computed.
+
+    Raises SettingsError, with the estimate in GB and the limit, if it exceeds the limit (None: the memory of the device), or if
+    a mechanism was built for fewer tokens. build: the model, for images of that native size; None: as it is to be trained; called
+    on the meta device. forward: the part to estimate, from the model and the images (batch, 3, height, width); None: the call.
+    """
+    images = torch.empty(batch, 3, *size, device="meta")
+
+    def estimate(native: Grid | None) -> MemoryEstimate:
+        with torch.device("meta"):
+            model = build(native)
+        model.set_grad_checkpointing(settings.grad_checkpointing)  # type: ignore[operator]
+        return estimate_memory(model, lambda one: one(images) if forward is None else forward(one, images), settings)
+
+    where = f"{batch} images" if batch > 1 else "1 image"
+    where += f" of {size[0]}×{size[1]} pixels"
+    if reason := _too_long(build, size):
+        raise SettingsError(
+            f"{where}: {reason}; built for this size (img_size), training would need {_gb(estimate(size).total)}; choose a "
+            "mechanism without parameters per token"
+        )
+    found = estimate(None)
+    most = device_memory(device) if limit is None else limit
+    if most is not None and found.total > most:
+        raise SettingsError(
+            f"{where}: training needs at least {_gb(found.total)}, {_gb(found.activations)} of it for activations, but {device} "
+            f"has {_gb(most)}; choose attention with linear memory, fewer images per process (accumulation), smaller images, bf16, "
+            "or gradient checkpointing"
+        )
+    return found
+
+
+def device_memory(device: str = "cpu") -> int | None:
+    """All memory of the device in bytes; None if the system does not report it."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    names = ("SC_PAGE_SIZE", "SC_PHYS_PAGES")
+    if hasattr(os, "sysconf") and all(name in os.sysconf_names for name in names):
+        return os.sysconf(names[0]) * os.sysconf(names[1])
+    return None
+
+
+def _too_long(build: Callable[[Grid | None], nn.Module], size: Grid) -> str | None:
+    """Why the attention of the model cannot have as many tokens as images of that size; None if it can."""
+    with torch.device("meta"):
+        model = build(None)
+    for backbone in [module for module in model.modules() if isinstance(module, Backbone)]:
+        try:
+            backbone.set_input_size(size)
+        except ValueError as error:
+            names = ", ".join(dict.fromkeys(backbone.attention))
+            return f"{names} has parameters per token: {str(error).partition(';')[0]}"
+    return None
+
+
+def _gb(number: int) -> str:
+    return f"{number / GB:.1f} GB"

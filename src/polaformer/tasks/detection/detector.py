@@ -1,0 +1,73 @@
+"""A detector: features of a backbone, a feature pyramid, and the heads of RetinaNet, Mask R-CNN or Cascade Mask R-CNN.
+
+# B batch, H height, W width, n objects or detections of an image
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from polaformer.ops.grid import Grid
+from polaformer.tasks.dense.features import within
+from polaformer.tasks.detection.detections import Detections, paste_masks, rescaled
+from polaformer.tasks.detection.proposals import Targets
+
+__all__ = ["Detections", "Detector", "paste_masks", "rescaled"]
+
+
+class Heads(Protocol):
+    """What a detector does with the maps of its pyramid."""
+
+    def losses(self, images: Tensor, maps: Sequence[Tensor], sizes: Sequence[Grid], targets: Targets) -> dict[str, Tensor]:
+        """The losses by name, in float32; their sum is the loss."""
+        ...
+
+    def detections(self, images: Tensor, maps: Sequence[Tensor], sizes: Sequence[Grid]) -> list[Detections]:
+        """The detections of each image."""
+        ...
+
+
+class Detector(nn.Module):
+    """Called as `detector(images, mask, sizes, targets=None)`. The convolutions and linear layers run in the precision of
+    autocast; boxes, scores and losses are in float32, for float64 weights in float64.
+    """
+
+    def __init__(self, features: nn.Module, pyramid: nn.Module, heads: nn.Module) -> None:
+        super().__init__()
+        self.features, self.pyramid, self.heads = features, pyramid, heads
+
+    def forward(
+        self, images: Tensor, mask: Tensor | None, sizes: Sequence[Grid], targets: Targets | None = None
+    ) -> dict[str, Tensor] | list[Detections]:
+        """Images (B, 3, H, W), normalised and padded, and the mask (B, H, W) of their pixels, to losses or to detections.
+
+        sizes: the (height, width) of each image. targets: for each image boxes (n, 4) in pixels, labels (n,) from 0 on and, for
+        masks, masks (n, height, width); n may be 0. With targets the losses by name, whose sum is the loss; without them the
+        detections, in pixels of the given images.
+        """
+        heads: Heads = self.heads  # type: ignore[assignment]
+        maps, sizes = self.maps(images, mask), [(int(height), int(width)) for height, width in sizes]
+        return heads.detections(images, maps, sizes) if targets is None else heads.losses(images, maps, sizes, targets)
+
+    def maps(self, images: Tensor, mask: Tensor | None = None) -> list[Tensor]:
+        """The levels of the pyramid, fine to coarse."""
+        found: list[Tensor] = self.pyramid(self.features(images, mask))
+        return found
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The backbone, for its weights."""
+        return self.features.get_submodule("backbone")
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """The backbone's groups, for frozen stages and layer-wise learning rates; the pyramid and the heads come last."""
+        return within("features", self.features.group_matcher(coarse))  # type: ignore[operator]
+
+    def no_weight_decay(self) -> set[str]:
+        """The backbone's tables of positions."""
+        return {f"features.{name}" for name in self.features.no_weight_decay()}  # type: ignore[operator]
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Keeps only the inputs of the backbone's blocks for backward: less memory, more time."""
+        self.features.set_grad_checkpointing(enable)  # type: ignore[operator]

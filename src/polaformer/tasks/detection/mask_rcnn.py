@@ -1,0 +1,66 @@
+"""Mask R-CNN: region proposals, then boxes and masks of the regions.
+
+# n detections of an image
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from polaformer.ops.grid import Grid
+from polaformer.tasks.detection.detections import Detections
+from polaformer.tasks.detection.proposals import Proposals, Targets, build_proposals
+from polaformer.tasks.detection.stage import Maps, Predictions, Stage, build_stage
+
+
+class MaskRCNN(nn.Module):
+    """The heads of Mask R-CNN on the five levels of a pyramid."""
+
+    def __init__(self, proposals: Proposals, stage: Stage) -> None:
+        super().__init__()
+        self.proposals, self.stage = proposals, stage
+
+    def losses(self, images: Tensor, maps: Sequence[Tensor], sizes: Sequence[Grid], targets: Targets) -> dict[str, Tensor]:
+        """The losses, whose sum is the loss: "objectness", "proposal_box", "class", "box", "mask"."""
+        boxes, found = self.proposals(images, maps, sizes, targets)
+        named, stage = named_maps(maps), self.stage
+        samples = stage.sample(boxes, sizes, targets)
+        found |= stage.losses(stage.predict(named, samples.boxes, sizes), samples, targets)
+        return found | {"mask": stage.mask_loss(named, samples, sizes, targets)}
+
+    def detections(self, images: Tensor, maps: Sequence[Tensor], sizes: Sequence[Grid]) -> list[Detections]:
+        """The detections of each image, best first."""
+        boxes, _ = self.proposals(images, maps, sizes)
+        named = named_maps(maps)
+        return with_masks([self.stage], named, self.stage.predict(named, boxes, sizes), boxes, sizes)
+
+
+def named_maps(maps: Sequence[Tensor]) -> Maps:
+    """The levels of the pyramid with the names that torchvision gives them: "0", "1", …"""
+    return {str(level): one for level, one in enumerate(maps)}
+
+
+def with_masks(
+    stages: Sequence[Stage], maps: Maps, found: Predictions, boxes: Sequence[Tensor], sizes: Sequence[Grid]
+) -> list[Detections]:
+    """The detections from the predictions for the boxes: the last stage decodes them, masks are averaged over the stages."""
+    kept, scores, labels = stages[-1].roi.postprocess_detections(*found, list(boxes), list(sizes))
+    per_stage = [stage.mask_probabilities(maps, kept, labels, sizes) for stage in stages]
+    masks = [sum(own[1:], start=own[0]) / len(own) for own in zip(*per_stage, strict=True)]
+    return [
+        Detections(box.float(), score.float(), label - 1, mask.float())
+        for box, score, label, mask in zip(kept, scores, labels, masks, strict=True)
+    ]
+
+
+def build_mask_rcnn(
+    width: int, num_classes: int, *, num_proposals: int = 1000, anchor_scale: float = 8.0, box_loss: str = "l1", **stage: Any
+) -> MaskRCNN:
+    """As mmdetection's configuration, which those of PVT and Swin use; stage: further arguments of `build_stage`.
+
+    Departs: the anchor that overlaps an object most, if below the threshold, is trained for the object that it overlaps most
+        itself, in mmdetection for the former; so are, there, proposals above the threshold.
+    """
+    proposals = build_proposals(width, num_training=num_proposals, num_inference=num_proposals, scale=anchor_scale)
+    return MaskRCNN(proposals, build_stage(width, num_classes, box_loss=box_loss, **stage))

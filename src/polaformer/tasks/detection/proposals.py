@@ -1,0 +1,90 @@
+"""Region proposals: torchvision's region proposal network, with everything but its convolutions in float32.
+
+# B batch, A anchors of an image
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead, concat_box_prediction_layers
+
+from polaformer.ops.grid import Grid
+from polaformer.ops.precision import computing_dtype
+from polaformer.tasks.detection.anchors import Anchors, ObjectMatcher, image_list, unused
+
+Targets = Sequence[dict[str, Tensor]]
+STRIDES = (4, 8, 16, 32, 64)
+
+
+class Proposals(nn.Module):
+    """The proposals of a torchvision network, and the losses that train it.
+
+    beta: of the smooth L1 loss of boxes; 0: L1. use: which anchors training uses (`anchors.unused`).
+    """
+
+    def __init__(self, rpn: RegionProposalNetwork, *, beta: float = 0.0, use: str = "of image") -> None:
+        super().__init__()
+        self.rpn, self.beta, self.use = rpn, beta, use
+
+    def forward(
+        self, images: Tensor, maps: Sequence[Tensor], sizes: Sequence[Grid], targets: Targets | None = None
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """For each image its proposals (n, 4), best first; and, given targets, the losses "objectness" and "proposal_box"."""
+        rpn, wide = self.rpn, computing_dtype(maps[0])
+        per_level = [[one.to(wide) for one in outputs] for outputs in rpn.head(list(maps))]
+        anchors = rpn.anchor_generator(image_list(images, sizes), [one.to(wide) for one in maps])
+        num_anchors = [one.shape[1] * one.shape[2] * one.shape[3] for one in per_level[0]]
+        objectness, deltas = concat_box_prediction_layers(*per_level)  # (B·A, 1), (B·A, 4)
+        boxes = rpn.box_coder.decode(deltas.detach(), anchors).view(len(sizes), -1, 4)
+        proposals, _ = rpn.filter_proposals(boxes, objectness, list(sizes), num_anchors)
+        return proposals, {} if targets is None else self._losses(objectness.flatten(), deltas, anchors, sizes, targets)
+
+    def _losses(
+        self, objectness: Tensor, deltas: Tensor, anchors: list[Tensor], sizes: Sequence[Grid], targets: Targets
+    ) -> dict[str, Tensor]:
+        labels, matched = self._assign(anchors, sizes, targets)
+        positive, negative = (torch.cat(one).bool() for one in self.rpn.fg_bg_sampler(labels))
+        sampled = torch.cat([positive.nonzero()[:, 0], negative.nonzero()[:, 0]])
+        wanted = self.rpn.box_coder.encode_single(torch.cat(matched)[positive], torch.cat(anchors)[positive])
+        truth = torch.cat(labels)[sampled]
+        share = 1 / max(1, len(sampled))
+        return {
+            "objectness": F.binary_cross_entropy_with_logits(objectness[sampled], truth, reduction="sum") * share,
+            "proposal_box": F.smooth_l1_loss(deltas[positive], wanted, beta=self.beta, reduction="sum") * share,
+        }
+
+    def _assign(self, anchors: list[Tensor], sizes: Sequence[Grid], targets: Targets) -> tuple[list[Tensor], list[Tensor]]:
+        """For each image the labels (A,) of its anchors, 1, 0, or -1 for unused ones, and the boxes (A, 4) of their objects."""
+        labels, matched = [], []
+        for own, size, target in zip(anchors, sizes, targets, strict=True):
+            label, boxes, used = own.new_full((len(own),), -1.0), torch.zeros_like(own), ~unused(own, size, self.use)
+            if used.any():
+                truth = [{"boxes": target["boxes"].to(own.dtype)}]
+                found, found_boxes = self.rpn.assign_targets_to_anchors([own[used]], truth)
+                label[used], boxes[used] = found[0].to(own.dtype), found_boxes[0].to(own.dtype)
+            labels.append(label)
+            matched.append(boxes)
+        return labels, matched
+
+
+def build_proposals(
+    width: int,
+    *,
+    beta: float = 0.0,
+    use: str = "of image",
+    num_training: int = 1000,
+    num_inference: int = 1000,
+    scale: float = 8.0,
+) -> Proposals:
+    """The network of the published configurations of PVT and Swin, on five levels of a pyramid.
+
+    num_training, num_inference: proposals that are kept per image. scale: side of the anchors, in strides.
+    """
+    anchors = Anchors(STRIDES, (scale,))
+    before, after = {"training": 2000, "testing": 1000}, {"training": num_training, "testing": num_inference}
+    head = RPNHead(width, anchors.num_anchors_per_location()[0])
+    rpn = RegionProposalNetwork(anchors, head, 0.7, 0.3, 256, 0.5, before, after, nms_thresh=0.7)
+    rpn.proposal_matcher = ObjectMatcher(0.7, 0.3, least=0.3)
+    return Proposals(rpn, beta=beta, use=use)
