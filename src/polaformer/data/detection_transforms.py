@@ -122,7 +122,7 @@ class RandomCrop:
     prob: float = 0.5
 
     def __post_init__(self) -> None:
-        _check_sides(shorter=self.shorter, longest=self.most)
+        _check_sides(shorter=self.shorter, longest=math.inf)
         if not 1 <= self.least <= self.most:
             raise SettingsError(f"the sides of a random crop are {self.least} to {self.most} pixels; give 1 ≤ least ≤ most")
         _check_prob("the probability of a random crop", self.prob)
@@ -167,7 +167,7 @@ class RandomView:
         return self.view((image.height, image.width))(image, annotations)
 
 
-def _check_sides(*, shorter: tuple[int, ...], longest: int) -> None:
+def _check_sides(*, shorter: tuple[int, ...], longest: float) -> None:
     if not shorter or min(shorter) < 1 or longest < max(shorter):
         sides = ", ".join(map(str, shorter)) or "none"
         raise SettingsError(

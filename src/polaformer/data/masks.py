@@ -1,7 +1,7 @@
 """Segmentations in COCO's two forms, polygons and run lengths (RLE), as masks and back. pycocotools does the work.
 
-Run lengths count pixels column by column, zeros first. Compressed to a string, {"size": [height, width], "counts": str}, they are
-what `Rle` stands for.
+Run lengths count pixels column by column, zeros first. `Rle` stands for their compressed form, which is a string:
+{"size": [height, width], "counts": str}.
 
 # n objects, H height, W width, P points
 """
@@ -29,7 +29,7 @@ def mask_of(segmentation: Segmentation, size: tuple[int, int]) -> np.ndarray:
 
     The mask is that of `COCO.annToMask`. Raises ValueError for run lengths of another size.
     """
-    return _pycocotools().decode(rle_of(segmentation, size))
+    return np.ascontiguousarray(_columns(rle_of(segmentation, size), 0, size[1]).T)
 
 
 def masks_of(segmentations: Sequence[Segmentation], size: tuple[int, int]) -> Tensor:

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 from polaformer.data.images import MAX_PIXELS, read_image
 from polaformer.data.sources.coco_annotations import Annotation, PackedAnnotations
 from polaformer.data.sources.coco_objects import ObjectRules
-from polaformer.errors import DataError, ImageError
+from polaformer.errors import DataError, ImageError, printable
 from polaformer.regular_files import read_regular, reason
 
 MAX_BYTES = 2**31
 MAX_REFUSALS = 10  # in one message
+NO_IMAGE = "annotation of an image that is not listed; skipped"
 NO_MASK = "no segmentation; not used where masks are learned"
 
 Size = tuple[int, int]
@@ -117,10 +118,10 @@ class _Parser:
                 self.refusals.append(
                     f"{where}: {name!r} has id {number}, as {found[number]!r} has; give every category its own"
                 )
-            elif name in found.values():
+            elif printable(name) in found.values():
                 self.refusals.append(f"{where}: there is another category {name!r}; give every category a name of its own")
             else:
-                found[number] = name
+                found[number] = printable(name)
         return dict(sorted(found.items()))
 
     def _images(self, records: list[Any]) -> tuple[dict[int, Size], list[str]]:
@@ -133,7 +134,9 @@ class _Parser:
             problem = f"has id {short(number)}; give an integer" if type(number) is not int else _name_problem(name)
             if problem is not None:
                 self.refusals.append(f"images[{index}] {problem}")
-            elif number in positions and record == records[positions[number]]:
+                continue
+            name = str(PurePosixPath(name))  # one name per file
+            if number in positions and record == records[positions[number]]:
                 self._repair(f"image {number}", number, "image listed twice; second entry skipped")
             elif number in positions:
                 other = f"images[{positions[number]}] and images[{index}]"
@@ -164,41 +167,41 @@ class _Parser:
         by_image: dict[int, list[Annotation]] = {number: [] for number in sizes}
         positions: dict[int, int] = {}  # id → position in the file
         newest = max((one for one in (_get(record, "id") for record in records) if _is_id(one)), default=0)
-        strangers = 0
         for index, record in enumerate(records):
-            number, image, category = _get(record, "id"), _get(record, "image_id"), _get(record, "category_id")
-            has_id = _is_id(number)
-            where = f"annotation {number}" if has_id else f"annotations[{index}]"
-            if not isinstance(record, dict):
-                self.refusals.append(f"{where} is a {type(record).__name__}; give an object")
+            number = _get(record, "id")
+            where = f"annotation {number}" if _is_id(number) else f"annotations[{index}]"
+            if not self._belongs(record, where, labels, sizes):
                 continue
-            if type(image) is not int or image not in sizes:
-                strangers += 1
-                self._repair(where, None, "annotation of an image that is not listed; skipped")
-                continue
-            if type(category) is not int or category not in labels:
-                known = f"the categories have ids {short(list(labels))}"
-                self.refusals.append(f"{where} has category_id {short(category)}, but {known}; add the category or remove it")
-                continue
-            note = partial(self._repair, where, image)
-            if not has_id:
-                note("annotation without a positive integer as id; numbered anew")
-            elif number in positions and record == records[positions[number]]:
+            note = partial(self._repair, where, record["image_id"])
+            if _is_id(number) and number in positions and record == records[positions[number]]:
                 note("annotation listed twice; second entry skipped")
                 continue
-            elif number in positions:
-                note("annotation with the id of another; numbered anew")
-            if not has_id or number in positions:
+            if not _is_id(number) or number in positions:
+                note("annotation without a positive integer of its own as id; numbered anew")
                 newest = number = newest + 1
-            found = ObjectRules(sizes[image], note).annotation(record, labels[category], number)
             positions[number] = index
+            found = ObjectRules(sizes[record["image_id"]], note).annotation(record, labels[record["category_id"]], number)
             if found is not None:
-                by_image[image].append(found)
+                by_image[record["image_id"]].append(found)
                 if found.segmentation is None:
                     note(NO_MASK)
-        if records and strangers == len(records):
+        if records and sum(repair.what == NO_IMAGE for repair in self.repairs) == len(records):
             self.refusals.append(f"none of its {len(records)} annotations is of one of its images; are they of another file?")
         return by_image
+
+    def _belongs(self, record: Any, where: str, labels: dict[int, int], sizes: dict[int, Size]) -> bool:
+        """Whether it is an annotation of one of the images, with one of the categories."""
+        image, category = _get(record, "image_id"), _get(record, "category_id")
+        if not isinstance(record, dict):
+            self.refusals.append(f"{where} is a {type(record).__name__}; give an object")
+        elif type(image) is not int or image not in sizes:
+            self._repair(where, None, NO_IMAGE)
+        elif type(category) is not int or category not in labels:
+            known = f"the categories have ids {short(list(labels))}"
+            self.refusals.append(f"{where} has category_id {short(category)}, but {known}; add the category or remove it")
+        else:
+            return True
+        return False
 
     def _repair(self, where: str, image: int | None, what: str) -> None:
         self.repairs.append(Repair(what, where, image))

@@ -32,7 +32,7 @@ class ObjectRules:
         return Annotation(box, label, self._area(record.get("area"), segmentation, box), crowd, segmentation, number)
 
     def _crowd(self, value: Any) -> bool | None:
-        if type(value) is int and value in (0, 1):
+        if type(value) in (int, float) and value in (0, 1):
             return value == 1
         if value is None:
             self.note("iscrowd missing; taken as 0")
