@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from polaformer.tasks.detection.counts import DetectionCounts
-from polaformer.tasks.detection.detector import Detections
+from polaformer.tasks.detection.detections import Detections
 
 NAMES = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
 NAMES += ("AR1", "AR10", "AR100", "AR_small", "AR_medium", "AR_large")  # in COCO's order

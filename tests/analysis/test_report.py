@@ -1,6 +1,8 @@
 """The report of training runs, and its attention maps: those that the layers apply."""
 
+import io
 import re
+from base64 import b64decode
 from html.parser import HTMLParser
 from math import log
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from models import images, small
@@ -24,7 +27,7 @@ from polaformer.tasks.classification.figures import collect_figures
 from polaformer.tasks.classification.objective import ClassificationCounts
 from polaformer.tasks.classification.predictor import Classifier
 from polaformer.tasks.classification.recipe import ClassificationRecipe
-from polaformer.tasks.figures import AttentionInputs, Predictions
+from polaformer.tasks.figures import AttentionInputs, Curves, PictureRow, Pictures, Predictions, Rows
 
 NASTY = "<script>alert(1)</script>"
 GLOBAL = ["pola_deit_tiny", "softmax_deit_tiny", "pola_pvt_tiny", "softmax_pvt_tiny"]
@@ -163,7 +166,7 @@ class Page(HTMLParser):
         self.marked += found.get("class") == "differs"
 
     def check_self_contained(self) -> None:
-        assert all(target.startswith(("data:image/png;base64,", "#")) for target in self.targets)
+        assert all(target.startswith(("data:image/png;base64,", "data:image/jpeg;base64,", "#")) for target in self.targets)
         assert {target[1:] for target in self.targets if target.startswith("#")} <= set(self.ids)
         assert not {"script", "link", "iframe", "object", "embed"} & set(self.tags)
         without_images = re.sub(r"base64,[^\"]*", "", self.source)
@@ -310,6 +313,28 @@ def test_what_cannot_be_shown_is_said(tmp_path: Path) -> None:
     assert "None of the validation images could be read" in page.source
     assert "gives no attention maps" in page.source
     assert "not in the journal" in page.alts[0]
+
+
+def test_pictures_curves_and_tables_of_numbers_are_shown(tmp_path: Path) -> None:
+    red, wide = Image.new("RGB", (30, 20), (200, 10, 10)), Image.new("L", (40, 10))
+    rows = [PictureRow(f"first {NASTY}", (("truth", red), (f"found {NASTY}", wide))), PictureRow("second", (("alone", red),))]
+    figures = {
+        "Pictures": Pictures(rows, "Left: truth."),
+        "Curves": Curves({NASTY: [(0.0, 1.0), (1.0, 0.5)], "empty": []}, "recall", "precision", "On x.", unit_square=True),
+        "No curves": Curves({"empty": []}, "recall", "precision"),
+        "Table": Rows(("class", "AP"), [(NASTY, "1.5")], numeric=True),
+    }
+    write_report(tmp_path / "report.html", "pictures", [run_result(Pooled(5), figures=figures)])
+    page = Page(tmp_path / "report.html")
+    page.check_self_contained()
+    assert NASTY not in page.source
+    assert page.alts[1:4] == ["first <script>alert(1)</script>: truth", f"first {NASTY}: found {NASTY}", "second: alone"]
+    assert len(page.alts) == 6  # with the learning curves and two figures of curves
+    [first, *_] = re.findall(r"data:image/jpeg;base64,([^\"]+)\" alt=\"[^\"]+\" width=\"30\" height=\"20\"", page.source)
+    with Image.open(io.BytesIO(b64decode(first))) as shown:
+        assert shown.size == (30, 20)
+        assert np.abs(np.asarray(shown, dtype=int) - (200, 10, 10)).max() < 10
+    assert page.source.count('<table class="numbers">') == 2  # with the results
 
 
 def test_wrong_predictions_come_first_and_unreadable_images_are_passed_over() -> None:

@@ -1,5 +1,6 @@
 """The report of one or several training runs: one self-contained HTML file to read, print or send."""
 
+import io
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 import torch.nn.functional as F
+from PIL.Image import Image
 from torch import Tensor
 
 import polaformer
@@ -19,7 +21,7 @@ from polaformer.analysis.attention_maps import BlockRow, row_at, visit_maps
 from polaformer.analysis.machine import fingerprint
 from polaformer.analysis.training_figures import journal_lines
 from polaformer.regular_files import write_atomically, writing
-from polaformer.tasks.figures import AttentionInputs, Confusion, Figure, Predictions, Rows, Text
+from polaformer.tasks.figures import AttentionInputs, Confusion, Curves, Figure, Pictures, Predictions, Rows, Text
 from polaformer.training.metric import TaskTerms
 
 MAX_WEIGHTS = 50_000_000  # entries of one map: 200 MB
@@ -36,6 +38,10 @@ body { margin: 0 auto; max-width: 64rem; padding: 1.5rem 1rem 4rem; background: 
 h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .5rem; }
 h2 { font-size: 1.25rem; margin: 2.5rem 0 .75rem; padding-bottom: .25rem; border-bottom: 1px solid var(--line); }
 h3 { font-size: 1rem; margin: 1.25rem 0 .5rem; }
+.title { font-weight: 600; font-size: .92rem; margin: 1.25rem 0 .35rem; break-after: avoid; }
+.pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); gap: .75rem;
+  align-items: start; }
+.pictures figure { margin: 0; }
 nav { display: flex; flex-wrap: wrap; gap: .25rem 1rem; margin: 1rem 0; font-size: .9rem; }
 a { color: inherit; }
 .scroll { overflow-x: auto; }
@@ -185,7 +191,11 @@ def _render(run: RunResult, figure: Figure | None) -> str:
             return _maps(run)
         case Rows():
             caption = f'<p class="soft">{_text(figure.caption)}</p>' if figure.caption else ""
-            return _table(figure.columns, figure.rows) + caption
+            return _table(figure.columns, figure.rows, "numbers" if figure.numeric else "") + caption
+        case Pictures():
+            return _pictures(figure)
+        case Curves():
+            return _lines(run, figure)
         case Text():
             return f"<p>{_text(figure.text)}</p>"
         case _:
@@ -211,6 +221,29 @@ def _predictions(figure: Predictions) -> str:
         "True class → predicted class (its probability), for images as the model sees them. Red ✗: wrong, at most "
         f"{figure.most_wrong} out of the {figure.searched} images searched; green ✓: correct.",
     )
+
+
+def _pictures(figure: Pictures) -> str:
+    rows = ""
+    for row in figure.rows:
+        shown = "".join(
+            f'<figure><img src="{_jpeg(image)}" alt="{_text(f"{row.title}: {caption}")}" width="{image.width}" '
+            f'height="{image.height}"><figcaption>{_text(caption)}</figcaption></figure>'
+            for caption, image in row.pictures
+        )
+        rows += f'<p class="title">{_text(row.title)}</p><div class="pictures">{shown}</div>\n'
+    return rows + (f'<p class="soft">{_text(figure.caption)}</p>' if figure.caption else "")
+
+
+def _jpeg(image: Image) -> str:
+    file = io.BytesIO()
+    image.convert("RGB").save(file, "JPEG", quality=88, subsampling=0)  # full colour resolution, for thin coloured lines
+    return f"data:image/jpeg;base64,{b64encode(file.getvalue()).decode()}"
+
+
+def _lines(run: RunResult, figure: Curves) -> str:
+    alt = f"{figure.y_label} against {figure.x_label} of {run.name}: {'; '.join(figure.lines)}."
+    return _figure(training_figures.draw_lines(figure), alt, figure.caption)
 
 
 def _maps(run: RunResult) -> str:

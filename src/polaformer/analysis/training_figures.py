@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polaformer.analysis.attention_maps import BlockRow
 from polaformer.analysis.figures import COLOURS, new_figure, style
-from polaformer.tasks.figures import PredictedImage
+from polaformer.tasks.figures import Curves, PredictedImage
 from polaformer.training.metric import Metric
 
 if TYPE_CHECKING:
@@ -64,6 +64,21 @@ def draw_confusion(confusion: Tensor, classes: Sequence[str]) -> bytes:
     """Draw the confusion matrix (K, K), true class by predicted class; for more than 100 classes, the most confused pairs."""
     with _drawing():
         return _png(_matrix(confusion, classes) if len(classes) <= MAX_CLASSES_IN_MATRIX else _pairs(confusion, classes))
+
+
+def draw_lines(figure: Curves) -> bytes:
+    """Draw named lines through points."""
+    with _drawing():
+        drawn = _padded_figure(6.0, 3.8)
+        axes = drawn.subplots()
+        for (name, points), colour in zip(figure.lines.items(), _colours(len(figure.lines)), strict=True):
+            axes.plot([x for x, _ in points], [y for _, y in points], color=colour, label=shorten(name, 40))
+        _label_curves(axes, figure.x_label, figure.y_label, "nothing to show")
+        if figure.unit_square:
+            axes.set(xlim=(0, 1), ylim=(0, 1.02))
+        if len(figure.lines) > 1:
+            _add_legend(drawn, axes)
+        return _png(drawn)
 
 
 def draw_predictions(samples: Sequence[PredictedImage]) -> bytes:
@@ -156,14 +171,14 @@ def _draw_curve(axes: "Axes", points: Sequence[tuple[float, float]], look: Mappi
     axes.plot([x for x, _ in points], [y for _, y in points], marker="o" if few else None, markersize=3.5, **look)
 
 
-def _label_curves(axes: "Axes", x_label: str, y_label: str) -> None:
+def _label_curves(axes: "Axes", x_label: str, y_label: str, without_points: str = "not in the journal") -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.set(xlabel=x_label, ylabel=y_label)
     axes.grid(color="0.9")
     drawn: Any = axes.get_lines()
     if not any(len(line.get_xdata()) for line in drawn):
-        axes.text(0.5, 0.5, "not in the journal", ha="center", va="center", transform=axes.transAxes, color="0.4")
+        axes.text(0.5, 0.5, without_points, ha="center", va="center", transform=axes.transAxes, color="0.4")
         axes.set(xticks=[], yticks=[])
         return
     axes.set_xlim(left=0)

@@ -35,16 +35,15 @@ def draw_objects(
 ) -> Image:
     """A copy of the image, in RGB, with boxes (n, 4) as corners in pixels, and their names, scores and masks (H, W) if given.
 
-    Lines and text grow with the image. Parts outside it are cut off; labels are moved inside. masks may be an iterator that makes
-    one at a time. colours: by name, such as those of `class_colours`; by default the colour depends on the name alone.
+    Lines and text grow with the image. Parts outside it are cut off; labels are moved inside. masks may be an iterator that
+    makes one at a time. colours: by name, such as those of `class_colours`; by default the colour depends on the name alone.
     """
     corners = np.asarray(boxes, dtype=np.float64).reshape(-1, 4)  # (n, 4)
     texts = _labels(names, scores, len(corners))
     if not np.isfinite(corners).all():
         raise ValueError(f"draw_objects: boxes must be finite; got {corners[~np.isfinite(corners).all(axis=1)][0].tolist()}")
     paints = [(colours or {}).get(name) or colour_of(name) for name in names]
-    scale = math.sqrt(image.width * image.height)
-    width = max(1, round(LINE_WIDTH * scale))
+    width = max(1, round(LINE_WIDTH * _scale(image)))
     drawn = image.convert("RGB")
     if masks is not None:
         drawn = _with_masks(drawn, masks, paints, width)
@@ -53,7 +52,7 @@ def draw_objects(
     by_size = sorted(range(len(rectangles)), key=lambda index: -_area(rectangles[index]))
     for index in by_size:
         _draw_box(pen, rectangles[index], paints[index], width)
-    labels = _placed(pen, texts, rectangles, _order(scores, by_size), drawn.size, max(MIN_TEXT_SIZE, round(TEXT_SIZE * scale)))
+    labels = _placed(drawn, texts, rectangles, _order(scores, by_size))
     for index in reversed(labels):  # the most important one last, on top
         _draw_label(pen, labels[index], paints[index])
     return drawn
@@ -122,7 +121,7 @@ def _with_masks(image: Image, masks: Iterable[Any], paints: Sequence[Colour], wi
         place = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
         part, shape = pixels[place], inside[place]
         part[shape] = ((1 - OPACITY) * part[shape] + OPACITY * paint).round().astype(np.uint8)
-        part[shape & ~_eroded(shape, width)] = paint.astype(np.uint8)
+        part[shape & ~_eroded(shape, _thin(width, min(shape.shape)))] = paint.astype(np.uint8)
     if count != len(paints):
         raise ValueError(f"draw_objects: there are {count} masks and {len(paints)} boxes; give one mask per box, or None")
     return PIL.fromarray(pixels)
@@ -144,16 +143,26 @@ def _inside(corners: np.ndarray, size: tuple[int, int]) -> Rectangle:
     return left, top, max(min(round(corners[2]), width), left + 1), max(min(round(corners[3]), height), top + 1)
 
 
+def _scale(image: Image) -> float:
+    """The size of an image in pixels, of which lines and text have a share."""
+    return math.sqrt(image.width * image.height)
+
+
 def _area(rectangle: Rectangle) -> int:
     return max(0, rectangle[2] - rectangle[0]) * max(0, rectangle[3] - rectangle[1])
 
 
 def _draw_box(pen: ImageDraw.ImageDraw, box: Rectangle, paint: Colour, width: int) -> None:
-    """A coloured frame between thin dark lines, so that it is seen on any ground."""
+    """A coloured frame with a thin dark line around it, so that it is seen on any ground."""
     left, top, right, bottom = box
     if width > 1:
         pen.rectangle((left - 1, top - 1, right, bottom), outline=_darker(paint))
-    pen.rectangle((left, top, right - 1, bottom - 1), outline=paint, width=width)
+    pen.rectangle((left, top, right - 1, bottom - 1), outline=paint, width=_thin(width, min(right - left, bottom - top)))
+
+
+def _thin(width: int, side: int) -> int:
+    """The width of a line around an object, narrower if the object is small, so that the object remains visible."""
+    return max(1, min(width, side // 16))
 
 
 def _darker(paint: Colour) -> Colour:
@@ -175,34 +184,27 @@ def _order(scores: Any, by_size: Sequence[int]) -> list[int]:
     return smallest_first if scores is None else sorted(smallest_first, key=lambda index: -float(scores[index]))
 
 
-def _placed(
-    pen: ImageDraw.ImageDraw,
-    texts: Sequence[str],
-    boxes: Sequence[Rectangle],
-    order: Sequence[int],
-    size: tuple[int, int],
-    text_size: int,
-) -> dict[int, Label]:
+def _placed(image: Image, texts: Sequence[str], boxes: Sequence[Rectangle], order: Sequence[int]) -> dict[int, Label]:
     """The label of each object, in the given order, each where it covers the least of those before it."""
+    text_size = max(MIN_TEXT_SIZE, round(TEXT_SIZE * _scale(image)))
+    padding = max(2, text_size // 5)
+    font: Any = ImageFont.load_default(text_size)
+    height = min(sum(font.getmetrics()) + padding // 2, image.height)
     found: dict[int, Label] = {}
     for index in order:
-        text, font = _fitting(pen, texts[index], text_size, size[0])
-        padding = max(2, text_size // 5)
-        width = min(math.ceil(pen.textlength(text, font=font)) + 2 * padding, size[0])
-        height = min(sum(font.getmetrics()) + padding // 2, size[1])
-        places = _candidates(boxes[index], width, height, size)
+        text = _shortened(texts[index], font, image.width - 2 * padding)
+        width = min(math.ceil(font.getlength(text)) + 2 * padding, image.width)
+        places = _candidates(boxes[index], width, height, image.size)
         covered = [sum(_overlap(place, other.ground) for other in found.values()) for place in places]
         found[index] = Label(text, places[covered.index(min(covered))], font)
     return found
 
 
-def _fitting(pen: ImageDraw.ImageDraw, text: str, text_size: int, width: int) -> tuple[str, Any]:
-    """The text, shortened if it is wider than the image, and its font."""
-    font: Any = ImageFont.load_default(text_size)
-    shortened = text
-    while len(shortened) > 2 and pen.textlength(shortened, font=font) > width - text_size // 2:
-        shortened = f"{shortened[:-2]}…"
-    return shortened, font
+def _shortened(text: str, font: Any, width: int) -> str:
+    """The text, its end replaced by … if it is wider than `width` pixels."""
+    while len(text) > 2 and font.getlength(text) > width:
+        text = f"{text[:-2]}…"
+    return text
 
 
 def _candidates(box: Rectangle, width: int, height: int, size: tuple[int, int]) -> list[Rectangle]:

@@ -3,9 +3,10 @@
 # K classes, C channels
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from PIL.Image import Image
 from torch import Tensor, nn
 
 
@@ -18,11 +19,12 @@ class Text:
 
 @dataclass(frozen=True)
 class Rows:
-    """A table with a caption below it."""
+    """A table with a caption below it. numeric: all columns but the first are numbers."""
 
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
     caption: str = ""
+    numeric: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,4 +68,31 @@ class AttentionInputs:
     shown: Tensor
 
 
-Figure = Text | Rows | Confusion | Predictions | AttentionInputs
+@dataclass(frozen=True)
+class PictureRow:
+    """Pictures to be seen side by side, each with a caption, under a title."""
+
+    title: str
+    pictures: tuple[tuple[str, Image], ...]
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Rows of pictures, such as truths and predictions, with a caption below all of them. They are shown in their own size."""
+
+    rows: Sequence[PictureRow]
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Lines through points (x, y), by name; a line may be empty. The axes are from 0 to 1 where `unit_square` is set."""
+
+    lines: Mapping[str, Sequence[tuple[float, float]]]
+    x_label: str
+    y_label: str
+    caption: str = ""
+    unit_square: bool = False
+
+
+Figure = Text | Rows | Confusion | Predictions | AttentionInputs | Pictures | Curves

@@ -13,7 +13,7 @@ import torch
 
 from detections import NAMES, Scene, annotation, by_pycocotools, counted, scene
 from polaformer.tasks.detection.counts import DetectionCounts
-from polaformer.tasks.detection.detector import Detections
+from polaformer.tasks.detection.detections import Detections
 
 SLICE = Path(__file__).resolve().parents[4] / "shared" / "data" / "coco-slice-480"
 
@@ -99,6 +99,19 @@ def test_objects_that_nothing_was_found_of_count_as_missed() -> None:
     nothing = Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.long), torch.zeros(0, 1, 28, 28))
     record = counted([(nothing, truth)]).record()
     assert record["box_AP"] == record["mask_AP"] == record["box_AR100"] == 0.0
+
+
+def test_an_object_whose_mask_is_unknown_is_neither_found_nor_missed() -> None:
+    size = (50, 60)
+    known = annotation(1, [5.0, 6.0, 20.0, 30.0], 0, size)
+    unknown = annotation(2, [30.0, 6.0, 20.0, 30.0], 0, size) | {"segmentation": None}
+    truth = {"image_id": 7, "height": 50, "width": 60, "annotations": [known, unknown]}
+    boxes = torch.tensor([[30.0, 6.0, 50.0, 36.0], [5.0, 6.0, 25.0, 36.0]])
+    found = Detections(boxes, torch.tensor([0.9, 0.5]), torch.tensor([0, 0]), torch.ones(2, 1, 28, 28))
+    record = counted([(found, truth)], num_classes=1).record()
+    assert record["box_AP50"] == record["mask_AP50"] == pytest.approx(100)
+    first = counted([(Detections(*(field[:1] for field in found)), truth)], num_classes=1).record()  # type: ignore[index]
+    assert (first["box_AR100"], first["mask_AR100"]) == (50.0, 0.0)
 
 
 def test_a_perfect_detector_gets_everything_and_its_curve_is_flat() -> None:

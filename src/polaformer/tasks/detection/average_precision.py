@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from polaformer.data.masks import Rle
+from polaformer.data.masks import Rle, rle_of
 from polaformer.extras import require
 
 Kind = Literal["box", "mask"]
@@ -37,7 +37,7 @@ class ImageResult:
     true_areas: np.ndarray  # (m,) float64
     true_labels: np.ndarray  # (m,) int32
     crowd: np.ndarray  # (m,) bool
-    true_masks: tuple[str, ...] | None
+    true_masks: tuple[str | None, ...] | None  # None for an object whose mask is unknown
 
     @property
     def found_boxes(self) -> np.ndarray:
@@ -87,19 +87,18 @@ class AveragePrecision:
 
 
 def average_precision(images: Mapping[int, ImageResult], num_classes: int, kind: Kind) -> AveragePrecision:
-    """COCO's evaluation of the images, by id, at the IoU of boxes or of masks; the order of the images does not matter."""
+    """COCO's evaluation of the images, by id, at the IoU of boxes or of masks; it orders images by id."""
     require("train", "faster_coco_eval")
     from faster_coco_eval.core.coco import COCO
     from faster_coco_eval.core.faster_eval_api import COCOeval_faster
 
-    ids = sorted(images)  # COCO's order, which decides between equal scores
     about = {
-        "images": [{"id": number, "height": images[number].height, "width": images[number].width} for number in ids],
+        "images": [{"id": number, "height": image.height, "width": image.width} for number, image in images.items()],
         "categories": [{"id": label, "name": str(label)} for label in range(num_classes)],
     }
     sides = []
     for listed in (_objects, _detections):
-        annotations = [one for number in ids for one in listed(images[number], number, kind)]
+        annotations = [one for number, image in images.items() for one in listed(image, number, kind)]
         # Ids begin at 1: an object with id 0 would never count as found.
         sides.append(COCO(about | {"annotations": [{**one, "id": index} for index, one in enumerate(annotations, start=1)]}))
     evaluation = COCOeval_faster(*sides, iouType={"box": "bbox", "mask": "segm"}[kind], print_function=_log)
@@ -113,8 +112,17 @@ def average_precision(images: Mapping[int, ImageResult], num_classes: int, kind:
 def _objects(image: ImageResult, number: int, kind: Kind) -> Iterator[dict[str, Any]]:
     fields = (image.true_boxes, image.true_areas, image.true_labels, image.crowd)
     for index, (box, area, label, crowd) in enumerate(zip(*(field.tolist() for field in fields), strict=True)):
-        mask = {"segmentation": image.rle(_masks(image.true_masks)[index])} if kind == "mask" else {}
-        yield {"image_id": number, "category_id": label, "bbox": box, "area": area, "iscrowd": int(crowd), **mask}
+        about = {"image_id": number, "category_id": label, "bbox": box, "area": area, "iscrowd": int(crowd)}
+        yield about if kind == "box" else about | _mask_fields(image, index)
+
+
+def _mask_fields(image: ImageResult, index: int) -> dict[str, Any]:
+    """The mask of an object. An object without one is as a crowd that fills its box: detections in it are not wrong."""
+    if (counts := _masks(image.true_masks)[index]) is not None:
+        return {"segmentation": image.rle(counts)}
+    left, top, width, height = image.true_boxes[index].tolist()
+    outline = np.array([[left, top], [left + width, top], [left + width, top + height], [left, top + height]])
+    return {"segmentation": rle_of((outline,), (image.height, image.width)), "iscrowd": 1}
 
 
 def _detections(image: ImageResult, number: int, kind: Kind) -> Iterator[dict[str, Any]]:
@@ -127,7 +135,7 @@ def _detections(image: ImageResult, number: int, kind: Kind) -> Iterator[dict[st
         yield about | {"bbox": box, "area": areas[index], **mask}
 
 
-def _masks(masks: tuple[str, ...] | None) -> tuple[str, ...]:
+def _masks(masks: tuple[Any, ...] | None) -> tuple[Any, ...]:
     if masks is None:
         raise ValueError("average_precision: masks are asked for but were not counted")
     return masks

@@ -12,9 +12,9 @@ import numpy as np
 from torch import Tensor, nn
 
 from polaformer.data.detection_images import DetectionBatch
-from polaformer.data.masks import Rle, compressed, rle_from_mask, rle_of
+from polaformer.data.masks import compressed, rle_from_mask, rle_of
 from polaformer.tasks.detection.average_precision import AveragePrecision, ImageResult, Kind, average_precision
-from polaformer.tasks.detection.detector import Detections, paste_masks, rescaled
+from polaformer.tasks.detection.detections import Detections, paste_masks, rescaled
 
 MAX_PASTED = 50_000_000  # pixels of the masks that are pasted at once: 50 MB
 CURVE_THRESHOLDS = (0.5, 0.75)
@@ -66,12 +66,12 @@ class DetectionCounts:
 
     @classmethod
     def merge(cls, parts: "Sequence[DetectionCounts]") -> "DetectionCounts":
-        """The images of all processes, in the order of their ids."""
+        """The images of all processes."""
         bad = sorted(line for part in parts for line in part.bad)
         images = {number: image for part in parts for number, image in part.images.items()}
         if len(images) < (total := sum(len(part.images) for part in parts)):
             raise ValueError(f"DetectionCounts: {total - len(images)} images were counted twice; image ids must be unique")
-        return cls(parts[0].num_classes, parts[0].with_masks, dict(sorted(images.items())), bad)
+        return cls(parts[0].num_classes, parts[0].with_masks, images, bad)
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -91,10 +91,8 @@ class DetectionCounts:
         for kind in self.kinds:
             for name in ("AP", "AP50", "AP75"):
                 found[f"{kind} {name}"] = _percent(record[f"{kind}_{name}"])
-            areas = [record[f"{kind}_AP_{area}"] for area in ("small", "medium", "large")]
-            found[f"{kind} AP small, medium, large"] = ", ".join(map(_percent, areas))
-            found[f"{kind} AR100"] = _percent(record[f"{kind}_AR100"])
-        return found | {"detections": f"{record['detections']:,} in {record['samples']:,} images"}
+        areas = [_percent(record[f"box_AP_{area}"]).removesuffix(" %") for area in ("small", "medium", "large")]
+        return found | {"box AP S / M / L": f"{' / '.join(areas)} %"}
 
     def per_class(self) -> list[ClassResult]:
         """The result of each class, in the order of the classes."""
@@ -152,16 +150,18 @@ def _image_result(found: Detections, truth: dict[str, Any], with_masks: bool) ->
         true_areas=np.array([one["area"] for one in annotations], dtype=np.float64),
         true_labels=np.array([one["category_id"] for one in annotations], dtype=np.int32),
         crowd=np.array([one.get("iscrowd", 0) for one in annotations], dtype=bool),
-        true_masks=tuple(_rle(one.get("segmentation"), size)["counts"] for one in annotations) if with_masks else None,
+        true_masks=tuple(_counts_of(one.get("segmentation"), size) for one in annotations) if with_masks else None,
     )
 
 
-def _rle(segmentation: Any, size: tuple[int, int]) -> Rle:
-    """A segmentation of a COCO file, compressed; empty for an object without one, which then counts as missed."""
+def _counts_of(segmentation: Any, size: tuple[int, int]) -> str | None:
+    """The counts of the compressed run lengths of a segmentation in one of COCO's forms."""
+    if segmentation is None:
+        return None
     if isinstance(segmentation, dict):
         runs = segmentation["counts"]
-        return compressed(runs, size) if isinstance(runs, list) else rle_of(segmentation, size)
-    return rle_of(tuple(np.array(one, dtype=np.float64).reshape(-1, 2) for one in segmentation or ()), size)
+        return (compressed(runs, size) if isinstance(runs, list) else rle_of(segmentation, size))["counts"]
+    return rle_of(tuple(np.array(one, dtype=np.float64).reshape(-1, 2) for one in segmentation), size)["counts"]
 
 
 def _encoded(found: Detections, size: tuple[int, int]) -> Iterator[str]:
