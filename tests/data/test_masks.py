@@ -15,6 +15,7 @@ from polaformer.data import masks
 from polaformer.errors import MissingExtraError
 
 coco = pytest.importorskip("pycocotools.mask")
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")  # pycocotools
 SIZE = (31, 47)
 
 

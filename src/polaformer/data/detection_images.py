@@ -70,8 +70,7 @@ class DetectionReader:
         multiple: int = 32,
     ) -> None:
         self.source, self.transform, self.with_masks, self.training = source, transform, with_masks, training
-        self.mean, self.std = (torch.tensor(one).view(-1, 1, 1) for one in (mean, std))
-        self.multiple = multiple
+        self.mean, self.std, self.multiple = mean, std, multiple
 
     def __len__(self) -> int:
         return len(self.source)
@@ -81,9 +80,9 @@ class DetectionReader:
         image, annotations = self.source.read(index, len(self.mean)), self.source.annotations(index)
         if not self.training:
             resized, _ = self.transform(image, [])
-            return DetectionSample(self._normalised(resized), None, self._truth(index, annotations))
+            return DetectionSample(normalised(resized, self.mean, self.std), None, self._truth(index, annotations))
         seen, objects = self.transform(image, [one for one in annotations if not one.crowd])
-        return DetectionSample(self._normalised(seen), self._target(objects, (seen.height, seen.width)), None)
+        return DetectionSample(normalised(seen, self.mean, self.std), self._target(objects, (seen.height, seen.width)), None)
 
     def collate(self, samples: Sequence[DetectionSample], indices: list[int], bad: list[str]) -> DetectionBatch:
         """The samples, possibly none, as a batch."""
@@ -95,11 +94,6 @@ class DetectionReader:
             indices=torch.tensor(indices, dtype=torch.int64),
             bad=bad,
         )
-
-    def _normalised(self, image: Image) -> Tensor:
-        """The pixels (C, H, W), without mean and with unit deviation."""
-        channels = np.stack([np.asarray(channel) for channel in image.split()])  # (C, H, W)
-        return torch.from_numpy(channels).float().sub_(255 * self.mean).div_(255 * self.std)
 
     def _target(self, objects: list[Annotation], size: tuple[int, int]) -> dict[str, Tensor]:
         masks = {}
@@ -115,6 +109,13 @@ class DetectionReader:
         image, size = self.source.image_id(index), self.source.sizes[index]
         found = [_record(one, image, size if self.with_masks else None) for one in annotations]
         return {"image_id": image, "height": size[0], "width": size[1], "annotations": found}
+
+
+def normalised(image: Image, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """The pixels (C, H, W) without mean and with unit deviation; both are per channel, of values between 0 and 1."""
+    channels = np.stack([np.asarray(channel) for channel in image.split()])  # (C, H, W)
+    centre, spread = (255 * torch.tensor(one).view(-1, 1, 1) for one in (mean, std))
+    return torch.from_numpy(channels).float().sub_(centre).div_(spread)
 
 
 def aspect_groups(sizes: Sequence[tuple[int, int]]) -> list[int]:

@@ -136,11 +136,13 @@ class ObjectRules:
             return "with fewer than 3 points"
         if not _are_finite(value):
             return "not finite"
-        spans = ((min(value[::2]), max(value[::2]), self.width), (min(value[1::2]), max(value[1::2]), self.height))
-        if any(last <= 0 or first >= side for first, last, side in spans):
+        x, y = value[::2], value[1::2]
+        left, right, top, bottom = min(x), max(x), min(y), max(y)
+        if right <= 0 or left >= self.width or bottom <= 0 or top >= self.height:
             return "outside the image"
         # The rasteriser takes time and memory in proportion to the outline.
-        return "far outside the image" if any(first < -side or last > 2 * side for first, last, side in spans) else None
+        is_far = left < -self.width or right > 2 * self.width or top < -self.height or bottom > 2 * self.height
+        return "far outside the image" if is_far else None
 
     def _run_lengths(self, value: dict[str, Any]) -> Rle | None:
         counts = value.get("counts")
