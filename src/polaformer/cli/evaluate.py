@@ -68,6 +68,8 @@ class Evaluate(DynamicCommand):
             shown = (bar.advance(task) or batch for batch in evaluation.batches(*mine))  # type: ignore[func-returns-value]
             counts = count(predictor.model.to(accelerator.device), evaluation.objective, shown, accelerator)
         if accelerator.is_main_process:
+            if evaluation.save is not None:
+                evaluation.save(counts)
             self._report(counts, checkpoint, options.split, evaluation.about)
         return 0
 

@@ -1,47 +1,28 @@
 """COCO detection and instance segmentation: every row of the paper's table, and a small recipe for a CPU.
 
-`coco/mask-rcnn-pola-pvt-tiny-1x` and its neighbours follow the paper: AdamW, learning rate 1e-4, weight decay 1e-4, 12 epochs per
-schedule unit (1x, 3x), the learning rate divided by 10 after 8 and 11 epochs (27 and 33), 16 images per update, 500 updates of
-warm-up. Norms and position tables are not decayed. What the paper leaves open comes from the nearest published configurations;
-where these differ from the paper, the paper is followed:
+`coco/mask-rcnn-pola-pvt-tiny-1x` and its neighbours follow the paper: AdamW, learning rate 1e-4, weight decay 1e-4, 12
+epochs per schedule unit (1x, 3x), the learning rate divided by 10 after 8 and 11 epochs (27 and 33), 16 images per update,
+500 updates of warm-up. Norms and position tables are not decayed. What the paper leaves open comes from the nearest
+published configurations; where these differ from the paper, the paper is followed:
 
 - Agent Attention, PVT: RetinaNet the same; Mask R-CNN with a learning rate of 2e-4.
-- Agent Attention, Swin: weight decay 0.05, drop path 0.1, and multi-scale training with crops even at 1x. Here 1x resizes to 800
-  pixels, and 3x trains with multi-scale and crops.
+- Agent Attention, Swin: weight decay 0.05, drop path 0.1, and multi-scale training with crops even at 1x. Here 1x resizes to
+  800 pixels, and 3x trains with multi-scale and crops.
 - PolaFormer++: RetinaNet the same; Mask R-CNN with weight decay 0.05; 3x with multi-scale and crops.
 
-All of them start from ImageNet weights (--backbone). For the rows of softmax and FLatten, override `attention`: --attention softmax,
-or --attention focused (in Swin focused,focused,softmax,softmax). We have not run them: each needs eight GPUs for one to three days.
+All of them start from ImageNet weights (--backbone). For the rows of softmax and FLatten, override `attention`:
+--attention softmax, or --attention focused (in Swin focused,focused,softmax,softmax). We have not run them: each needs eight
+GPUs for one to three days.
 """
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any
 
-from polaformer.tasks.detection.recipe import DetectionRecipe, DetectorName
+from polaformer.tasks.detection.published import ROWS, SWIN_CASCADE, CocoRow
+from polaformer.tasks.detection.recipe import DetectionRecipe
 
 MULTI_SCALE = tuple(range(480, 801, 32))
-WARMUP = {"warmup_steps": 500, "warmup_lr": 1e-7}  # from 0.001 of the learning rate
-
-
-class CocoRow(NamedTuple):
-    """A row of the paper's table: AP of boxes and of masks, in %."""
-
-    detector: DetectorName
-    model: str
-    schedule: int  # in units of 12 epochs
-    box_ap: float
-    mask_ap: float | None = None
-
-
-ROWS = (
-    CocoRow("retinanet", "pola_pvt_tiny", 1, 39.5),
-    CocoRow("retinanet", "pola_pvt_small", 1, 43.2),
-    CocoRow("mask-rcnn", "pola_pvt_tiny", 1, 40.4, 37.4),
-    CocoRow("mask-rcnn", "pola_pvt_small", 1, 43.9, 40.2),
-    CocoRow("mask-rcnn", "pola_swin_tiny", 1, 44.8, 40.5),
-    CocoRow("mask-rcnn", "pola_swin_tiny", 3, 47.0, 42.3),
-    CocoRow("cascade-mask-rcnn", "pola_swin_tiny", 3, 51.1, 44.4),
-)
+WARMUP: dict[str, Any] = {"warmup_steps": 500, "warmup_lr": 1e-7}  # from 0.001 of the learning rate
 
 
 def recipe_of(row: CocoRow) -> DetectionRecipe:
@@ -55,7 +36,7 @@ def recipe_of(row: CocoRow) -> DetectionRecipe:
         needs_data=True,
         detector=row.detector,
         model=row.model,
-        box_head="4conv1fc" if row.detector == "cascade-mask-rcnn" else "2fc",
+        **(SWIN_CASCADE if row.detector == "cascade-mask-rcnn" else {}),
         drop_path_rate=0.1,
         sizes=MULTI_SCALE if is_long else (800,),
         crop=is_long,
@@ -84,8 +65,11 @@ SMALL = DetectionRecipe(
     num_heads=(1, 2, 4, 6),
     mlp_ratios=(4.0, 4.0, 4.0, 4.0),
     drop_path_rate=0.0,
-    channels=64,
-    box_features=256,
+    fpn_width=64,
+    box_width=256,
+    mask_width=64,
+    num_samples=128,
+    num_proposals=300,
     anchor_scale=4.0,
     sizes=(224, 256, 288),
     eval_size=256,
@@ -112,7 +96,10 @@ RECIPES = (
         SMALL,
         name="coco/retinanet-pola-pvt-nano",
         detector="retinanet",
-        box_features=1024,
         anchor_scale=2.0,
+        box_width=1024,
+        mask_width=256,
+        num_samples=512,
+        num_proposals=None,
     ),
 )

@@ -21,6 +21,7 @@ class Evaluation:
     num_batches: Callable[[int, int], int]  # for one process, from (rank, world size)
     batches: Callable[[int, int], Generator[Any, None, None]]  # likewise
     about: dict[str, Any]  # preprocessing and other settings, for tables and JSON
+    save: Callable[[Any], None] | None = None  # writes files from the merged counts, in one process; None: there are none
 
 
 class Predictor(Protocol):
@@ -48,7 +49,10 @@ class Predictor(Protocol):
 
 
 class TaskJob(Job, Protocol):
-    """A job as commands and reports see it."""
+    """A job as commands and reports see it.
+
+    It may also have `notices`: what the user should know before training, such as what was repaired in the data, a line each.
+    """
 
     @property
     def recipe(self) -> Recipe:

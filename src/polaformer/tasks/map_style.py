@@ -69,9 +69,12 @@ class MapStyleJob:
         """The samples of a split that this process evaluates: its share, each once."""
         reader = self.reader(split, training=False)
         samples = Samples(reader, seed=self.recipe.seed, on_bad=self.on_bad, replace=False)
-        size = max(1, self.recipe.batch_size // (world * self.recipe.accumulation))
-        share = EvaluationOrder(len(reader), size, rank, world)
+        share = EvaluationOrder(len(reader), self.evaluation_batch_size(world), rank, world)
         return batches(samples, share, num_workers=self.recipe.num_workers, pin_memory=torch.cuda.is_available())
+
+    def evaluation_batch_size(self, world: int) -> int:
+        """Samples per batch of an evaluation, in each of `world` processes."""
+        return max(1, self.recipe.batch_size // (world * self.recipe.accumulation))
 
     def name(self, index: int) -> str:
         """The name of a training sample."""

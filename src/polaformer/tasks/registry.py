@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from polaformer.errors import DataError, SettingsError, nearest
 from polaformer.tasks.classification.task import CLASSIFICATION
+from polaformer.tasks.detection.task import DETECTION
 from polaformer.tasks.recipe import COMMAND_OPTIONS, Recipe, option_names
 from polaformer.tasks.sequence.task import SEQUENCE
 from polaformer.tasks.task import Task
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "polaformer.tasks"
-OURS: tuple[Task, ...] = (CLASSIFICATION, SEQUENCE)
+OURS: tuple[Task, ...] = (CLASSIFICATION, SEQUENCE, DETECTION)
 DEFAULT = CLASSIFICATION.name  # for weights files and runs that do not name a task
 
 

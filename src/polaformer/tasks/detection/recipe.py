@@ -1,6 +1,6 @@
 """The recipe of object detection: every hyperparameter of a training run in one frozen dataclass."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from polaformer.extras import require
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from polaformer.tasks.detection.job import DetectionJob
 
 DetectorName = Literal["retinanet", "mask-rcnn", "cascade-mask-rcnn"]
+# Settings of detectors that classify regions.
+OF_REGIONS = ("box_head", "box_loss", "class_agnostic", "box_width", "mask_width", "num_samples", "num_proposals")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,16 +54,24 @@ class DetectionRecipe(Recipe):
     """Factor by which the key grid is smaller than the query grid along height and width, one per stage."""
     drop_path_rate: float | None = None
     """Largest drop path rate (stochastic depth) of the blocks."""
-    channels: int = 256
-    """Channels of the feature pyramid and of the convolutions in the heads."""
+    fpn_width: int = 256
+    """Channels of the feature pyramid, and of RetinaNet's heads."""
     box_head: Literal["2fc", "4conv1fc"] = "2fc"
     """Layers of the box heads: two fully connected ones, or four convolutions and one fully connected layer."""
-    box_regression: Literal["smooth-l1", "giou"] | None = None
-    """Loss of the boxes; None: as published (L1, with 4conv1fc in the cascade GIoU)."""
-    box_features: int = 1024
+    box_loss: Literal["l1", "smooth-l1", "giou"] | None = None
+    """Loss of the boxes; None: as published (l1; smooth-l1 in a cascade)."""
+    class_agnostic: bool | None = None
+    """Predict one box for all classes instead of one for each; None: as published (in a cascade)."""
+    box_width: int = 1024
     """Channels of the fully connected layers of the box heads."""
+    mask_width: int = 256
+    """Channels of the mask heads."""
+    num_samples: int = 512
+    """Regions per image that the box heads train on."""
+    num_proposals: int | None = None
+    """Proposals per image; None: as published (1000; 2000 in the training of a cascade)."""
     anchor_scale: float | None = None
-    """Side of the smallest anchors relative to the stride of their level; None: as published (8; 4 for RetinaNet)."""
+    """Side of the smallest anchors of each level relative to its stride; None: as published (8; 4 for RetinaNet)."""
     sizes: tuple[int, ...] = (800,)
     """Lengths of the shorter side in training, in pixels, one of which is drawn for each image."""
     max_size: int = 1333
@@ -70,6 +80,8 @@ class DetectionRecipe(Recipe):
     """Length of the shorter side in evaluation, in pixels."""
     crop: bool = False
     """Half of the time resize images to 400, 500 or 600 and crop 384 to 600 pixels of them first, as DETR and Swin do."""
+    val_share: float = 0.1
+    """Share of the images to hold out if the data have no validation split; 0: validate on the training images."""
     hflip: float = 0.5
     """Probability of flipping a training image horizontally."""
     mean: tuple[float, ...] = IMAGENET_MEAN
@@ -77,7 +89,7 @@ class DetectionRecipe(Recipe):
     std: tuple[float, ...] = IMAGENET_STD
     """Standard deviation of each channel, for normalisation."""
     group_size: int = 2
-    """Images of about the same shape (tall, or wide) that stay together, as on each of the published GPUs; divides batch_size."""
+    """Images that stay together, all tall or all wide, as on each of the published GPUs; divides batch_size."""
     eval_batch_size: int = 1
     """Images per batch in evaluation, in each process; with 1 results cannot depend on padding."""
     score_threshold: float = 0.05
@@ -99,6 +111,8 @@ class DetectionRecipe(Recipe):
     def _range_problems(self) -> list[str]:
         shares = ("max_bad_share", "hflip", "score_threshold", "nms_threshold")
         found = [f"{n} is {getattr(self, n)}; give a number in [0, 1]" for n in shares if not 0 <= getattr(self, n) <= 1]
+        if not 0 <= self.val_share < 1:
+            found.append(f"val_share is {self.val_share}; give a number in [0, 1)")
         if self.drop_path_rate is not None and not 0 <= self.drop_path_rate < 1:
             found.append(f"drop_path_rate is {self.drop_path_rate}; give a number in [0, 1)")
         if len(self.mean) != 3 or len(self.std) != 3 or not all(s > 0 for s in self.std):
@@ -108,8 +122,9 @@ class DetectionRecipe(Recipe):
         return found
 
     def _size_problems(self) -> list[str]:
-        names = ("max_size", "eval_size", "channels", "box_features", "group_size", "eval_batch_size", "max_detections")
-        found = [f"{n} is {getattr(self, n)}; give an integer ≥ 1" for n in names if getattr(self, n) < 1]
+        names = ("max_size", "eval_size", "fpn_width", "group_size", "eval_batch_size", "max_detections", *OF_REGIONS[-4:])
+        values = {name: getattr(self, name) for name in names}
+        found = [f"{n} is {v}; give an integer ≥ 1" for n, v in values.items() if v is not None and v < 1]
         if not self.sizes or min(self.sizes) < 1:
             found.append(f"sizes is {self.sizes}; give integers ≥ 1")
         elif max(*self.sizes, self.eval_size) > self.max_size:
@@ -117,9 +132,9 @@ class DetectionRecipe(Recipe):
         if self.patch_size is not None and self.patch_size < 1:
             found.append(f"patch_size is {self.patch_size}; give an integer ≥ 1")
         for name in ("dims", "depths", "num_heads", "mlp_ratios", "reductions"):
-            values = getattr(self, name)
-            if values is not None and (not values or any(not 0 < value < float("inf") for value in values)):
-                found.append(f"{name} is {values}; give positive numbers, one per stage")
+            given = getattr(self, name)
+            if given is not None and (not given or any(not 0 < value < float("inf") for value in given)):
+                found.append(f"{name} is {given}; give positive numbers, one per stage")
         if self.group_size >= 1 and self.batch_size % self.group_size:
             found.append(f"group_size is {self.group_size}, which does not divide batch_size, {self.batch_size}")
         return found
@@ -127,9 +142,9 @@ class DetectionRecipe(Recipe):
     def _head_problems(self) -> list[str]:
         if self.detector != "retinanet":
             return []
-        defaults = {"box_head": "2fc", "box_regression": None, "box_features": 1024}
+        defaults = {one.name: one.default for one in fields(self) if one.name in OF_REGIONS}
         return [
-            f"{name} is {getattr(self, name)!r}, but retinanet has no such head; leave it out"
+            f"{name} is {getattr(self, name)!r}, but retinanet has no regions; leave it out"
             for name, value in defaults.items()
             if getattr(self, name) != value
         ]
@@ -146,10 +161,10 @@ class DetectionRecipe(Recipe):
         """The options for JSON, valid from any working directory."""
         from os.path import abspath
 
-        from polaformer.data.sources.coco import absolute_data
+        from polaformer.data.sources.coco import absolute
 
         values = super().values_with_absolute_paths()
-        data = None if self.data is None else absolute_data(self.data)
+        data = None if self.data is None else absolute(self.data)
         return values | {"data": data, "backbone": None if self.backbone is None else abspath(self.backbone)}
 
     def before_training(self) -> list[str]:

@@ -1,0 +1,151 @@
+"""A detection recipe with its data, model and objective, ready for the training loop."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polaformer.data.detection_images import DetectionBatch, DetectionReader, aspect_groups
+from polaformer.data.detection_transforms import DetectionTransform, RandomCrop, RandomView
+from polaformer.data.order import Order
+from polaformer.data.randomness import derive, reseed
+from polaformer.data.sources.coco import CocoSource, digest_of_annotations, open_coco
+from polaformer.errors import SettingsError, raise_all
+from polaformer.ops.grid import Grid
+from polaformer.tasks.dense.backbone_weights import load_backbone
+from polaformer.tasks.dense.memory_limit import check_fits
+from polaformer.tasks.detection import figures
+from polaformer.tasks.detection.counting import typical_outputs
+from polaformer.tasks.detection.counts import DetectionCounts
+from polaformer.tasks.detection.description import DetectorDescription
+from polaformer.tasks.detection.detector import Detector
+from polaformer.tasks.detection.objective import DetectionObjective
+from polaformer.tasks.detection.predictor import DetectionPredictor, Preprocessing, detector_metadata, load_detector
+from polaformer.tasks.detection.recipe import OF_REGIONS, DetectionRecipe
+from polaformer.tasks.figures import Figure
+from polaformer.tasks.map_style import MapStyleJob
+from polaformer.training.memory_estimate import MemoryEstimate
+from polaformer.training.optim import check_settings, check_trainable
+from polaformer.training.run import weights_file
+
+
+class DetectionJob(MapStyleJob):
+    """A detection recipe with its data opened and its model built; raises SettingsError or DataError."""
+
+    batch_class = DetectionBatch
+    recipe: DetectionRecipe
+    parts: Mapping[str, CocoSource]
+
+    def __init__(self, recipe: DetectionRecipe) -> None:
+        self.recipe = recipe
+        raise_all(recipe.problems(), [lambda: check_settings(recipe), lambda: _check_model(recipe)])
+        assert recipe.data is not None
+        self.data = open_coco(recipe.data, val_share=recipe.val_share)
+        self.parts, classes = self.data.splits, self.data.classes
+        self.on_bad, self.max_bad_share = recipe.on_bad_image, recipe.max_bad_share
+        self.description = describe(recipe, len(classes))
+        _check_masks(self.parts, self.description)
+        self.preprocessing = Preprocessing(recipe.eval_size, recipe.max_size, recipe.mean, recipe.std)
+        groups = aspect_groups(self.data.train.sizes)
+        order = Order(len(self.data.train), recipe.batch_size, recipe.seed, groups=groups, group_size=recipe.group_size)
+        self.use_order(order)
+        self.memory(1)  # before weights are read
+        self.notices = [f"{name}: {count} × {what}" for name, one in self.parts.items() for what, count in one.repaired.items()]
+        self.model = self._initialised_model()
+        self.objective = DetectionObjective(len(classes), self.description.has_masks)
+
+    def reader(self, split: str, *, training: bool) -> DetectionReader:
+        """Reads the images of a split, at random scales for training."""
+        recipe, with_masks = self.recipe, self.description.has_masks
+        transform: DetectionTransform = self.preprocessing.resize()
+        if training:
+            transform = RandomView(recipe.sizes, recipe.max_size, recipe.hflip, RandomCrop() if recipe.crop else None)
+        return DetectionReader(self.parts[split], transform, recipe.mean, recipe.std, with_masks, training)
+
+    def evaluation_batch_size(self, world: int) -> int:
+        """Images per batch of an evaluation, in each process."""
+        return self.recipe.eval_batch_size
+
+    def metadata(self) -> dict[str, str]:
+        """The metadata of weights files: how to build the detector, class names, sizes of the images."""
+        predictor = self.predictor(self.model)
+        return detector_metadata(predictor) | {"recipe": self.recipe.name}
+
+    def data_fingerprint(self) -> dict[str, Any]:
+        """The number of images in each split, and a digest of their annotations."""
+        counts = {name: len(source) for name, source in self.parts.items()}
+        return {"images": counts, "names": {name: digest_of_annotations(source) for name, source in self.parts.items()}}
+
+    def needs(self, part: int) -> dict[str, Any]:
+        """Images, objects, classes and memory of a training run, and what is repaired or skipped."""
+        memory = self.memory(part)
+        return {
+            **{f"{name}_images": len(source) for name, source in self.parts.items()},
+            **({"notices": "; ".join(self.notices)} if self.notices else {}),
+            "classes": len(self.data.classes),
+            "memory_of_weights_MB": round(memory.weights / 1e6),
+            "memory_of_activations_MB": round(memory.activations / 1e6),
+            "memory_of_each_process_MB": round(memory.total / 1e6),
+        }
+
+    def memory(self, part: int) -> MemoryEstimate:
+        """The memory to train on `part` images of the largest size at once; raises SettingsError if there is less."""
+
+        def build(native: Grid | None) -> Detector:
+            return describe(self.recipe, len(self.data.classes), native).build()
+
+        def forward(model: Detector, images: Tensor) -> list[Tensor]:
+            return typical_outputs(model, images, num_regions=part * self.recipe.num_samples, training=True)
+
+        return check_fits(build, largest_size(self.recipe), part, self.recipe, forward=forward)
+
+    def figures(self, predictor: DetectionPredictor, counts: Mapping[str, DetectionCounts]) -> dict[str, Figure]:
+        """Predictions beside the truth, precision and recall, average precision by class, of the validation images."""
+        return figures.collect_figures(counts["val"], self.data.val)
+
+    def predictor(self, model: torch.nn.Module) -> DetectionPredictor:
+        """The trained detector with its class names and the size of its images."""
+        assert isinstance(model, Detector)
+        return DetectionPredictor(model, self.description, self.data.classes, self.data.train.category_ids, self.preprocessing)
+
+    def _initialised_model(self) -> Detector:
+        reseed(derive("initialisation", self.recipe.seed))
+        model = self.description.build()
+        if self.recipe.backbone is not None:
+            self.notices.append(f"backbone: {load_backbone(model.backbone, self.recipe.backbone)}")
+        if self.recipe.checkpoint is not None:
+            reset = load_detector(model, self.description, self.data.classes, weights_file(Path(self.recipe.checkpoint)))
+            self.notices += [f"checkpoint: it has other classes, so {len(reset)} parameters start anew"] * bool(reset)
+        return model
+
+
+def describe(recipe: DetectionRecipe, num_classes: int, native: Grid | None = None) -> DetectorDescription:
+    """How to build the detector of a recipe; native: the size that its tables are for, None: the backbone's."""
+    names = ("detector", "anchor_scale", *OF_REGIONS, "score_threshold", "nms_threshold", "max_detections")
+    options = recipe.backbone_options() | ({} if native is None else {"img_size": native})
+    given = {name: getattr(recipe, name) for name in names}
+    return DetectorDescription(
+        backbone=recipe.model, backbone_options=options, num_classes=num_classes, width=recipe.fpn_width, **given
+    )
+
+
+def largest_size(recipe: DetectionRecipe) -> Grid:
+    """The (height, width) of the largest images of training, padded: both sides as long as allowed."""
+    return tuple(-(-side // 32) * 32 for side in (max(recipe.sizes), recipe.max_size))  # type: ignore[return-value]
+
+
+def _check_model(recipe: DetectionRecipe) -> None:
+    """Raises SettingsError unless the model can be built and has the stages and parameters that the recipe names."""
+    with torch.device("meta"):
+        check_trainable(describe(recipe, 2).build(), recipe)
+
+
+def _check_masks(parts: Mapping[str, CocoSource], description: DetectorDescription) -> None:
+    without = [name for name, source in parts.items() if not source.has_masks]
+    if description.has_masks and without:
+        raise SettingsError(
+            f"{description.detector} learns masks, but no object of the {without[0]} split has one; choose --detector "
+            "retinanet, or give annotations with segmentations"
+        )

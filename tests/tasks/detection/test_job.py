@@ -1,0 +1,309 @@
+"""Training, resuming, evaluating and predicting with detectors, on tiny data in the format of COCO."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+import faults
+from coco_files import NAMES, WIDTH, annotated, document, entry, write_coco, write_image, write_split
+from commands import run as call
+from commands import run_apart
+from faults import Kill
+from polaformer.errors import SettingsError
+from polaformer.recipes.coco import RECIPES
+from polaformer.tasks.detection.predictor import class_parameters, load_predictor
+from polaformer.tasks.detection.published import ROWS
+from polaformer.tasks.detection.recipe import DetectionRecipe
+from polaformer.tasks.running import prepare
+from polaformer.training.freezing import frozen_names
+from polaformer.training.optim import create_optimizer
+from polaformer.weights.errors import WeightsError
+
+SMALL = {
+    "model": "pola_pvt_tiny",
+    "dims": (8, 8, 16, 16),
+    "depths": (1, 1, 1, 1),
+    "num_heads": (1, 1, 2, 2),
+    "mlp_ratios": (1.0, 1.0, 1.0, 1.0),
+    "fpn_width": 8,
+    "box_width": 16,
+    "mask_width": 8,
+    "num_samples": 16,
+    "num_proposals": 32,
+    "anchor_scale": 2.0,
+    "sizes": (48, 64),
+    "eval_size": 64,
+    "max_size": 96,
+}
+TIMES = {"steps": 4, "warmup_steps": 1, "batch_size": 4, "group_size": 2, "accumulation": 2, "num_workers": 0}
+TIMES |= {"lr": 1e-3, "lr_images": 0, "save_every": 2, "log_every": 2, "eval_every_steps": 2, "clip_norm": 1.0}
+
+
+def tiny(data: str | Path, **changes) -> DetectionRecipe:
+    return replace(DetectionRecipe(name="test/detector"), data=str(data), **SMALL | TIMES | changes)
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_coco(tmp_path_factory.mktemp("coco"), 10)
+
+
+# ---- recipes ----
+
+
+def test_every_row_of_the_paper_has_a_recipe():
+    names = {recipe.name for recipe in RECIPES}
+    assert {f"coco/{row.detector}-{row.model.replace('_', '-')}-{row.schedule}x" for row in ROWS} <= names
+    assert "coco/mask-rcnn-pola-pvt-tiny-1x" in names
+    for recipe in RECIPES:
+        assert replace(recipe, data="somewhere").problems() == []
+
+
+def test_the_schedules_are_those_of_the_paper(objects):
+    """AdamW, 1e-4, weight decay 1e-4, 16 images, 500 updates of warm-up, a tenth after 8 and 11 epochs, or 27 and 33."""
+    for recipe in (one for one in RECIPES if one.name.endswith("x")):
+        long = recipe.name.endswith("3x")
+        assert (recipe.epochs, recipe.milestones) == ((36, (27, 33)) if long else (12, (8, 11)))
+        assert (recipe.optimizer, recipe.lr, recipe.weight_decay, recipe.batch_size) == ("adamw", 1e-4, 1e-4, 16)
+        assert (recipe.scaled(recipe.lr), recipe.warmup_steps, recipe.schedule) == (1e-4, 500, "multi-step")
+        assert recipe.crop == long
+        assert recipe.max_size == 1333
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"detector": "retinanet"}, "box_width is 16, but retinanet has no regions"),
+        ({"group_size": 3}, "group_size is 3, which does not divide batch_size, 4"),
+        ({"sizes": ()}, r"sizes is \(\); give integers ≥ 1"),
+        ({"max_size": 50}, "max_size is 50, less than the largest of sizes and eval_size"),
+        ({"eval_size": 0}, "eval_size is 0; give an integer ≥ 1"),
+        ({"score_threshold": 2.0}, r"score_threshold is 2.0; give a number in \[0, 1\]"),
+        ({"hflip": -1.0}, "hflip is -1.0"),
+        ({"val_share": 1.0}, "val_share is 1.0"),
+        ({"std": (0.0, 1.0, 1.0)}, "std above 0"),
+        ({"anchor_scale": 0.0}, "anchor_scale is 0.0; give a number > 0"),
+        ({"num_proposals": 0}, "num_proposals is 0; give an integer ≥ 1"),
+        ({"checkpoint": "a", "backbone": "b"}, "checkpoint and backbone are both given"),
+        ({"model": "pola_deit_tiny"}, "pola_deit_tiny"),
+        ({"model": "pola_pvt_tinny"}, "did you mean 'pola_pvt_tiny'"),
+        ({"attention": "polar"}, "polar"),
+        ({"attention": "linformer", "sizes": (320,), "max_size": 480}, "linformer has parameters per token"),
+        ({"frozen_stages": 5}, "frozen_stages is 5"),
+        ({"batch_size": 64, "accumulation": 1}, "batch_size is 64, but there are only 10 training images"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(objects, changes, message):
+    with pytest.raises(SettingsError, match=message):
+        tiny(objects, **changes).job()
+
+
+def test_maps_that_exceed_the_memory_are_refused_with_an_estimate(objects):
+    with pytest.raises(SettingsError, match=r"training needs at least \d+\.\d GB, .* choose attention with linear memory"):
+        tiny(objects, attention="kernelized", sizes=(2048,), eval_size=2048, max_size=4096, patch_size=2).job()
+
+
+def test_masks_are_required_by_detectors_that_learn_them(tmp_path):
+    images = [entry(one) for one in range(1, 5)]
+    boxes = [annotated(one, one, segmentation=None) for one in range(1, 5)]
+    for split in ("train", "val"):
+        write_split(tmp_path, f"annotations/instances_{split}2017.json", f"{split}2017", document(images, boxes))
+    with pytest.raises(SettingsError, match="mask-rcnn learns masks, but no object of the train split has one; choose"):
+        tiny(tmp_path).job()
+    regions = {name: getattr(DetectionRecipe(), name) for name in ("box_width", "mask_width", "num_samples", "num_proposals")}
+    assert not tiny(tmp_path, detector="retinanet", **regions).job().description.has_masks
+
+
+# ---- the job ----
+
+
+def test_tables_and_norms_are_not_decayed_and_frozen_stages_are_the_backbones(objects):
+    recipe = tiny(objects, frozen_stages=1, accumulation=1)
+    job = recipe.job()
+    groups = create_optimizer(job.model, recipe).param_groups
+    names = {id(parameter): name for name, parameter in job.model.named_parameters()}
+    exempt = {names[id(one)] for group in groups if group["weight_decay"] == 0 for one in group["params"]}
+    assert any(name.endswith("key_positions.rows") for name in exempt)
+    assert not any(name.endswith("qkv.weight") for name in exempt)
+    frozen = frozen_names(job.model, 1)
+    assert frozen
+    assert all(name.startswith("features.backbone.stages.0.") or "pos_embed" in name for name in frozen)
+
+
+def test_images_that_stay_together_have_the_same_shape(objects):
+    job = tiny(objects).job()
+    for keys, _ in zip(job.order.micro_batches(0, accumulation=2), range(4), strict=False):
+        wide = {width > height for height, width in (job.data.train.sizes[key.index] for key in keys)}
+        assert len(wide) == 1
+
+
+@pytest.mark.parametrize("case", [Kill("update", 3), Kill("system call", 30)], ids=["update", "save"])
+def test_resume_after_kill_is_bitwise_equal(objects, tmp_path, case):
+    recipe = tiny(objects, eval_every_steps=4)
+    assert faults.run(tmp_path / "whole", recipe) == [0]
+    assert faults.run(tmp_path / "killed", recipe, kill=case) != [0]
+    assert faults.run(tmp_path / "killed", recipe) == [0]
+    assert faults.outcome(tmp_path / "killed") == faults.outcome(tmp_path / "whole")
+
+
+def test_a_checkpoint_with_other_classes_keeps_everything_but_the_heads(objects, tmp_path):
+    job = tiny(objects).job()
+    file = tmp_path / "model.safetensors"
+    job.predictor(job.model).save(file)
+    again = tiny(objects, checkpoint=str(file), seed=5).job()
+    assert all(torch.equal(one, job.model.state_dict()[name]) for name, one in again.model.state_dict().items())
+
+    images = [entry(one) for one in range(1, 5)]
+    names = [{"id": 1, "name": "car"}, {"id": 2, "name": "bus"}]
+    cars = [annotated(one, one, category_id=1) for one in range(1, 5)]
+    for split in ("train", "val"):
+        content = document(images, cars, categories=names)
+        write_split(tmp_path / "cars", f"annotations/instances_{split}2017.json", f"{split}2017", content)
+    other = tiny(tmp_path / "cars", checkpoint=str(file), seed=5).job()
+    own = set(class_parameters(other.description))
+    assert own
+    assert all(name.startswith("heads.stage.") for name in own)
+    for name, one in other.model.state_dict().items():
+        assert (name in own) == (one.shape != job.model.state_dict()[name].shape)
+        assert name in own or torch.equal(one, job.model.state_dict()[name])
+
+
+def test_a_checkpoint_of_another_detector_is_refused(objects, tmp_path):
+    job = tiny(objects).job()
+    file = tmp_path / "model.safetensors"
+    job.predictor(job.model).save(file)
+    with pytest.raises(WeightsError, match="holds another detector, and nothing was loaded"):
+        tiny(objects, checkpoint=str(file), detector="cascade-mask-rcnn").job()
+    bare = tmp_path / "bare.safetensors"
+    save_file({"a": torch.zeros(1)}, bare)
+    with pytest.raises(WeightsError, match="does not hold a detector of ours"):
+        tiny(objects, checkpoint=str(bare)).job()
+
+
+def test_backbone_weights_are_loaded_and_reported(objects, tmp_path):
+    job = tiny(objects).job()
+    file = tmp_path / "model.safetensors"
+    job.predictor(job.model).save(file)
+    other = tiny(objects, backbone=str(file), seed=5).job()
+    for name, one in other.model.state_dict().items():
+        if name.startswith("features.backbone."):
+            assert torch.equal(one, job.model.state_dict()[name])
+    assert any(str(file) in line for line in other.notices)
+
+
+# ---- commands ----
+
+
+@pytest.fixture(scope="module")
+def run(objects, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "detector"
+    recipe = tiny(objects)
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items() if not isinstance(value, tuple)]
+    for name in ("dims", "depths", "num_heads", "mlp_ratios", "sizes"):
+        options += [f"--{name.replace('_', '-')}", *(str(value) for value in getattr(recipe, name))]
+    options += ["--steps", "4", "--warmup-steps", "1", "--milestones", "3", "--batch-size", "4", "--num-workers", "0"]
+    command = ["train", "coco/mask-rcnn-pola-pvt-nano", "--data", objects, "--out", folder, *options]
+    [(code, _, errors)] = run_apart(command, folder.parent)
+    assert code == 0, errors
+    return folder
+
+
+def test_eval_writes_results_that_pycocotools_accept(run, tmp_path, capsys):
+    from pycocotools.coco import COCO
+
+    code, out, errors = call(["eval", "--checkpoint", run, "--json", "--results", tmp_path / "results"], capsys)
+    assert code == 0, errors
+    found = json.loads(out)
+    assert found["result"]["samples"] == 5
+    assert {"box_AP", "mask_AP", "box_AR100"} <= found["result"].keys()
+    truth = COCO(next(Path(load(run)["data"]).glob("annotations/instances_val2017.json")))
+    boxes = json.loads((tmp_path / "results" / "boxes.json").read_text())
+    assert len(boxes) == found["result"]["detections"]
+    if boxes:
+        truth.loadRes(boxes)
+
+
+def load(run: Path) -> dict:
+    return json.loads((run / "config.json").read_text())["options"]
+
+
+def test_predict_draws_and_writes_json(run, tmp_path, capsys):
+    image = write_image(tmp_path / "a.png", 3)
+    twin = write_image(tmp_path / "more" / "a.png", 4)
+    (tmp_path / "bad.png").write_text("no image")
+    out = tmp_path / "drawn"
+    inputs = [image, twin, tmp_path / "bad.png"]
+    code, printed, errors = call(["predict", *inputs, "--checkpoint", run, "--out", out, "--min-score", "0", "--json"], capsys)
+    assert code == 65
+    assert "bad.png" in errors or "bad.png" in json.loads(printed)["unreadable"][0]
+    answers = json.loads(printed)["images"]
+    assert [one["drawn"] for one in answers] == ["a.png", "a-2.png"]
+    assert json.loads((out / "detections.json").read_text())["images"] == answers
+    with Image.open(out / "a-2.png") as drawn:
+        assert drawn.size[0] == WIDTH
+    for one in answers[0]["objects"]:
+        assert one["class"] in NAMES
+        assert one["mask"]["size"] == [40, 60]
+        assert len(one["box"]) == 4
+
+
+def test_the_report_shows_predictions_and_curves(run):
+    page = (run / "report.html").read_text()
+    for heading in ("Predictions", "Precision and recall", "Average precision by class"):
+        assert heading in page
+
+
+def test_damaged_and_foreign_weights_are_refused(run, tmp_path, capsys):
+    content = (run / "model.safetensors").read_bytes()
+    for old, new in ((b"mask-rcnn", b"mask-rccn"), (b'\\"num_classes\\": 3', b'\\"num_classes\\": 4')):
+        assert old in content
+        damaged = tmp_path / "model.safetensors"
+        damaged.write_bytes(content.replace(old, new))
+        code, _, errors = call(["predict", "a.png", "--checkpoint", damaged], capsys)
+        assert code == 65
+        assert "its description of the detector is not valid" in errors
+    assert load_predictor(run / "model.safetensors").classes == load_predictor(run / "model.safetensors").classes
+
+
+def test_help_dry_run_check_and_models(objects, capsys):
+    code, out, _ = call(["train", "coco/retinanet-pola-pvt-tiny-1x", "--help"], capsys)
+    assert code == 0
+    assert "39.5" in out
+    dry_run = ["--warmup-steps", "9", "--dry-run", "--json"]
+    code, out, errors = call(["train", "coco/mask-rcnn-pola-pvt-nano", "--data", objects, *dry_run], capsys)
+    assert code == 0, errors
+    needs = json.loads(out)["needs"]
+    assert (needs["train_images"], needs["val_images"], needs["classes"]) == (10, 5, 3)
+    code, out, _ = call(["check", objects, "--json"], capsys)
+    assert code == 0
+    assert json.loads(out)["parts"]["train"]["images"] == 10
+
+
+@pytest.mark.long
+def test_models_are_those_of_all_rows_and_their_softmax_twins(capsys):
+    code, out, _ = call(["models", "--task", "detection", "--json"], capsys)
+    assert code == 0
+    found = {one["name"]: one for one in json.loads(out)["models"]}
+    assert set(found) == {
+        f"{row.detector}-{kind}-{row.model.partition('_')[2].replace('_', '-')}" for row in ROWS for kind in ("pola", "softmax")
+    }
+    assert all(one["params"] > 2e7 and one["macs"] > 1e11 for one in found.values())
+
+
+def test_one_process_and_two_evaluate_alike(run, tmp_path):
+    command = ["eval", "--checkpoint", run, "--json"]
+    [(code, alone, errors)] = run_apart(command, tmp_path)
+    assert code == 0, errors
+    results = run_apart(command, tmp_path, processes=2)
+    assert [code for code, _, _ in results] == [0, 0]
+    assert json.loads(results[0][1])["result"] == json.loads(alone)["result"]
+
+
+def test_prepare_accepts_the_job(objects):
+    job, _ = prepare(tiny(objects, steps=2, eval_every_steps=None))
+    assert job.splits == ("val",)
