@@ -130,10 +130,9 @@ class WindowAttention(nn.Module):
     def forward(self, x: Tensor, separation: Tensor | None) -> Tensor:
         """x (B, n, L, C), separation (n, L, L)."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(3, 0, 1, 4, 2, 5)
-        scores = q @ k.mT / q.shape[-1] ** 0.5 + self.relative_position_bias_table[self.relative_position_index].permute(
-            2, 0, 1
-        )
-        scores = scores if separation is None else scores + separation[:, None]
+        bias = self.relative_position_bias_table[self.relative_position_index].permute(2, 0, 1)
+        bias = bias if separation is None else bias + separation[:, None]
+        scores = q @ k.mT / q.shape[-1] ** 0.5 + bias
         return self.proj((scores.softmax(dim=-1) @ v).transpose(2, 3).flatten(3))
 
 

@@ -33,16 +33,15 @@ def load_weights(model: nn.Module, source: str | PathLike[str] | Mapping[str, An
     for other classes.
     """
     inner = unwrapped(model)
-    if any(parameter.is_meta for parameter in inner.parameters()):
-        raise WeightsError("the model is on the meta device and has no memory; call model.to_empty(device=...) first")
+    check_has_memory(inner)
     if isinstance(source, Mapping):
         origin, found = "the state dict", fit(extract_state_dict(source), inner)
     else:
-        origin, found = str(source), fit(read_state_dict(source), inner, _grids(source))
+        origin, found = str(source), fit(read_state_dict(source), inner, stored_grids(source))
     left_out = _drop_unused(found.state, inner, reset_head)
     problems = misfits(found.state, inner)
     if any(problems):
-        raise WeightsError(_message(origin, inner, problems), problems)
+        raise WeightsError(misfit_message(origin, inner, problems), problems)
     inner.load_state_dict(found.state, strict=True)
     return Loaded(found.resized, left_out)
 
@@ -92,7 +91,7 @@ def _drop_unused(state: StateDict, model: nn.Module, reset_head: bool) -> list[s
     return removed
 
 
-def _grids(path: str | PathLike[str]) -> dict[str, Grid]:
+def stored_grids(path: str | PathLike[str]) -> dict[str, Grid]:
     """The (height, width) of tables, which our own files store; {} for others."""
     try:
         grids = json.loads(read_metadata(path).get("grids", "{}"))
@@ -104,9 +103,15 @@ def _grids(path: str | PathLike[str]) -> dict[str, Grid]:
         raise WeightsError(f"{path} is damaged: its list of table sizes is invalid ({error})") from error
 
 
-def _message(origin: str, model: nn.Module, problems: Misfits) -> list[str]:
-    name = getattr(model, "built_from", {}).get("name", type(model).__name__)
-    lines = [f"{origin} does not fit {name}, and nothing was loaded:"]
+def check_has_memory(model: nn.Module) -> None:
+    """Raises WeightsError for a model on the meta device, which would ignore whatever is loaded."""
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise WeightsError("the model is on the meta device and has no memory; call model.to_empty(device=...) first")
+
+
+def misfit_message(origin: str, model: nn.Module, problems: Misfits) -> list[str]:
+    """The lines of the error for what does not fit."""
+    lines = [f"{origin} does not fit {model_name(model)}, and nothing was loaded:"]
     for kind, found in zip(("missing in the file", "unexpected in the file", "different"), problems, strict=True):
         if found:
             lines += [f"{len(found)} {kind}:", *(f"  {line}" for line in found)]
@@ -115,6 +120,11 @@ def _message(origin: str, model: nn.Module, problems: Misfits) -> list[str]:
     if problems.missing or problems.unexpected:
         lines.append("Another model? `polaformer convert FILE OUT.safetensors`, without --model, recognises it.")
     return lines
+
+
+def model_name(model: nn.Module) -> str:
+    """The name that the model was created by, or of its class if it has none."""
+    return str(getattr(model, "built_from", {}).get("name", type(model).__name__))
 
 
 def _as_json(value: Any) -> Any:

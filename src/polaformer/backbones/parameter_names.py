@@ -10,7 +10,10 @@
 | Swin: layers.{i}.downsample                                       | stages.{i+1}.patch_embed                   |
 | timm's Swin: layers.{i}.downsample, head.fc                       | stages.{i}.patch_embed, head               |
 | Swin: attn_mask                                                   | not stored: it follows from the size       |
+| Swin for dense tasks: norm{i}, i from 0                           | feature_norms.{i}                          |
 | DeiT: pos_embed (1, P + N, C)                                     | pos_embed.rows (P + N, C)                  |
+
+Those of mmdetection and mmsegmentation have a file of their own, `mmdetection_names.py`.
 """
 
 import re
@@ -34,6 +37,7 @@ _SWIN: Rules = (
     (r"^patch_embed\.", r"stages.0.patch_embed."),
     (r"^layers\.(\d+)\.blocks\.", r"stages.\1.blocks."),
     (r"^head\.fc\.", r"head."),
+    (r"^norm(\d+)\.", r"feature_norms.\1."),
 )
 _DEIT: Rules = ((r"^pos_embed$", r"pos_embed.rows"),)
 
