@@ -99,8 +99,9 @@ def average_precision(images: Mapping[int, ImageResult], num_classes: int, kind:
     sides = []
     for listed in (_objects, _detections):
         annotations = [one for number, image in images.items() for one in listed(image, number, kind)]
-        # Ids begin at 1: an object with id 0 would never count as found.
-        sides.append(COCO(about | {"annotations": [{**one, "id": index} for index, one in enumerate(annotations, start=1)]}))
+        for index, one in enumerate(annotations, start=1):  # an object with id 0 would never count as found
+            one["id"] = index
+        sides.append(COCO(about | {"annotations": annotations}))
     evaluation = COCOeval_faster(*sides, iouType={"box": "bbox", "mask": "segm"}[kind], print_function=_log)
     evaluation.params.catIds = list(range(num_classes))
     evaluation.evaluate()
