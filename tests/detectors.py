@@ -7,7 +7,7 @@ from polaformer.tasks.detection.description import DetectorDescription
 
 DETECTORS = ("retinanet", "mask-rcnn", "cascade-mask-rcnn")
 SIZES = [(64, 96), (96, 80)]
-SWIN_CASCADE = {"detector": "cascade-mask-rcnn", "box_head": "4conv1fc", "box_loss": "giou", "class_agnostic": False}
+SWIN_CASCADE = {"detector": "cascade-mask-rcnn", "box_head": "4conv1fc"}
 
 
 def describe(detector="mask-rcnn", backbone="pola_pvt_tiny", **changes):

@@ -56,8 +56,8 @@ def test_the_best_anchor_of_an_object_counts_only_from_the_least_overlap_on():
 
 
 @pytest.mark.parametrize(("use", "sampled"), [("all", 64), ("of image", 16), ("inside", 9)])
-def test_proposals_are_trained_on_the_anchors_of_the_image_only(use, sampled, monkeypatch):
-    """A batch of 32×32 pixels with an image of 16×16: on the first level 8×8 anchors of 4×4 pixels, 4×4 of them of the image."""
+def test_proposals_are_trained_on_the_anchors_of_the_image_only(use, sampled):
+    """An image of 16×16 pixels in a batch of 32×32: on the first level 8×8 anchors of 4×4 pixels, 4×4 of them of the image."""
     proposals = build_proposals(4, use=use, scale=1.0)
     generator = Anchors(STRIDES[:1], (1.0,), (1.0,))
     (anchors,) = generator(image_list(torch.zeros(1, 3, 32, 32), [(16, 16)]), [torch.zeros(1, 4, 8, 8)])

@@ -206,3 +206,18 @@ def test_an_empty_batch_of_regions():
 
 def test_published_constants():
     assert (cascade.IOUS, cascade.LOSS_WEIGHTS) == ((0.5, 0.6, 0.7), (1.0, 0.5, 0.25))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ("smooth-l1", True)),
+        ({"box_head": "4conv1fc"}, ("giou", False)),
+        ({"box_head": "4conv1fc", "box_loss": "smooth-l1", "class_agnostic": True}, ("smooth-l1", True)),
+        ({"box_loss": "giou"}, ("giou", True)),
+    ],
+    ids=str,
+)
+def test_regression_is_class_agnostic_smooth_l1_or_with_4conv1fc_giou_per_class(options, expected):
+    for stage in describe("cascade-mask-rcnn", **options).build().heads.stages:
+        assert (stage.box_loss, stage.roi.box_predictor.class_agnostic) == expected

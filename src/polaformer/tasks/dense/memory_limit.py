@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from polaformer.backbones.backbone import Backbone
 from polaformer.errors import SettingsError
@@ -33,8 +35,10 @@ def check_fits(
     """The memory to train a model on `batch` images of the given (height, width); nothing is computed.
 
     Raises SettingsError, with the estimate in GB and the limit, if it exceeds the limit (None: the memory of the device), or if
-    a mechanism was built for fewer tokens. build: the model, for images of that native size; None: as it is to be trained; called
-    on the meta device. forward: the part to estimate, from the model and the images (batch, 3, height, width); None: the call.
+    a mechanism was built for fewer tokens.
+
+    build: makes the model for images of that native size, None: as it is to be trained; called on the meta device.
+    forward: the part to estimate, from the model and the images (batch, 3, height, width); None: the call.
     """
     images = torch.empty(batch, 3, *size, device="meta")
 
@@ -42,7 +46,8 @@ def check_fits(
         with torch.device("meta"):
             model = build(native)
         model.set_grad_checkpointing(settings.grad_checkpointing)  # type: ignore[operator]
-        return estimate_memory(model, lambda one: one(images) if forward is None else forward(one, images), settings)
+        with _Estimating():
+            return estimate_memory(model, lambda one: one(images) if forward is None else forward(one, images), settings)
 
     where = f"{batch} images" if batch > 1 else "1 image"
     where += f" of {size[0]}×{size[1]} pixels"
@@ -55,9 +60,9 @@ def check_fits(
     most = device_memory(device) if limit is None else limit
     if most is not None and found.total > most:
         raise SettingsError(
-            f"{where}: training needs at least {_gb(found.total)}, {_gb(found.activations)} of it for activations, but {device} "
-            f"has {_gb(most)}; choose attention with linear memory, fewer images per process (accumulation), smaller images, bf16, "
-            "or gradient checkpointing"
+            f"{where}: training needs at least {_gb(found.total)}, {_gb(found.activations)} of it for activations, but "
+            f"{device} has {_gb(most)}; choose attention with linear memory, fewer images per process (accumulation), smaller "
+            "images, bf16, or gradient checkpointing"
         )
     return found
 
@@ -72,13 +77,40 @@ def device_memory(device: str = "cpu") -> int | None:
     return None
 
 
+class _Estimating(TorchFunctionMode):
+    """Operators that differ on the meta device from real ones.
+
+    Softmax attention stores no maps, as with PyTorch's kernels on real devices; with a learnable bias it does there too.
+    Resizing a table stores nothing; on the meta device alone it would be a thousand small operations.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        stand_in = {F.scaled_dot_product_attention: _fused_attention, F.interpolate: _resized}.get(func, func)
+        return stand_in(*args, **(kwargs or {}))
+
+
+def _fused_attention(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, scale: float | None = None
+) -> Tensor:
+    if dropout_p > 0 or (attn_mask is not None and attn_mask.requires_grad):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, scale=scale)
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out: Tensor = fused(q, k, v, 0.0, False, attn_mask=attn_mask, scale=scale)[0]
+    return out
+
+
+def _resized(image: Tensor, size: Grid, mode: str = "nearest", **_: Any) -> Tensor:
+    return image.mean(dim=(-2, -1), keepdim=True).expand(*image.shape[:2], *size)
+
+
 def _too_long(build: Callable[[Grid | None], nn.Module], size: Grid) -> str | None:
     """Why the attention of the model cannot have as many tokens as images of that size; None if it can."""
     with torch.device("meta"):
         model = build(None)
     for backbone in [module for module in model.modules() if isinstance(module, Backbone)]:
         try:
-            backbone.set_input_size(size)
+            with _Estimating():
+                backbone.set_input_size(size)
         except ValueError as error:
             names = ", ".join(dict.fromkeys(backbone.attention))
             return f"{names} has parameters per token: {str(error).partition(';')[0]}"

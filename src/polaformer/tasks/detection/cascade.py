@@ -65,12 +65,14 @@ def build_cascade(
     *,
     num_proposals: int | None = None,
     anchor_scale: float = 8.0,
-    box_loss: str = "smooth-l1",
-    class_agnostic: bool = True,
+    box_head: str = "2fc",
+    box_loss: str | None = None,
+    class_agnostic: bool | None = None,
     **stage: Any,
 ) -> CascadeMaskRCNN:
-    """As mmdetection's configuration; Swin's has box_head="4conv1fc", box_loss="giou" and class_agnostic=False.
+    """As mmdetection's configuration; with box_head="4conv1fc" as Swin's.
 
+    box_loss, class_agnostic: None: as published: GIoU per class for 4conv1fc, else smooth L1 of one box for all classes.
     num_proposals: per image; None: 2000 in training and 1000 in inference, as published. stage: arguments of `build_stage`.
 
     Departs: the coder weights of the third stage are the paper's (30, 30, 15, 15), not 1 / (.033, .033, .067, .067). The other
@@ -84,9 +86,11 @@ def build_cascade(
         num_inference=num_proposals or 1000,
         scale=anchor_scale,
     )
-    options = {"box_loss": box_loss, "class_agnostic": class_agnostic} | stage
+    is_swins = box_head == "4conv1fc"
+    stage |= {"box_head": box_head, "box_loss": box_loss or ("giou" if is_swins else "smooth-l1")}
+    stage |= {"class_agnostic": not is_swins if class_agnostic is None else class_agnostic}
     stages = [
-        build_stage(width, num_classes, iou=iou, coder_weights=weights, **options)
+        build_stage(width, num_classes, iou=iou, coder_weights=weights, **stage)
         for iou, weights in zip(IOUS, CODER_WEIGHTS, strict=True)
     ]
     return CascadeMaskRCNN(proposals, stages)

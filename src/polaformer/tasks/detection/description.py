@@ -49,9 +49,9 @@ class DetectorDescription:
     box_head: str = "2fc"
     """2fc: two linear layers; 4conv1fc: four convolutions with batch norm and a linear layer."""
     box_loss: str | None = None
-    """l1, smooth-l1 or giou; None: l1, and smooth-l1 in a cascade."""
+    """l1, smooth-l1 or giou; None: l1, in a cascade smooth-l1, and giou with 4conv1fc there."""
     class_agnostic: bool | None = None
-    """One box for all classes; None: in a cascade."""
+    """One box for all classes; None: in a cascade without 4conv1fc."""
     box_width: int = 1024
     mask_width: int = 256
     num_samples: int = 512
@@ -86,7 +86,7 @@ class DetectorDescription:
             scale = {name: given[name] for name in given if name == "anchor_scale"}
             return build_retinanet(self.width, self.num_classes, **scale, **options)
         build = build_mask_rcnn if self.detector == MASK_RCNN else build_cascade
-        return build(self.width, self.num_classes, **given, **options)  # type: ignore[operator]
+        return build(self.width, self.num_classes, **given, **options)
 
     def misfits(self, state: Mapping[str, Tensor]) -> Misfits:
         """What prevents the detector from having these parameters; allocates no memory for a detector as large as described."""

@@ -77,7 +77,7 @@ class RetinaNet(nn.Module):
         per_cell = logits.shape[1] // sum(one.shape[-2] * one.shape[-1] for one in maps)
         levels = [per_cell * one.shape[-2] * one.shape[-1] for one in maps]
         return [
-            self._detections(*(one.split(levels) for one in (logits[i], deltas[i], anchors[i])), size)
+            self._detections(logits[i].split(levels), deltas[i].split(levels), anchors[i].split(levels), size)
             for i, size in enumerate(sizes)
         ]
 
@@ -98,7 +98,7 @@ class RetinaNet(nn.Module):
         self, logits: Sequence[Tensor], deltas: Sequence[Tensor], anchors: Sequence[Tensor], size: Grid
     ) -> Detections:
         """The detections of one image, from its levels."""
-        boxes, scores, labels = [], [], []
+        found: list[list[Tensor]] = [[], [], []]
         for own_logits, own_deltas, own_anchors in zip(logits, deltas, anchors, strict=True):
             score = own_logits.sigmoid().flatten()
             kept = (score > self.score_threshold).nonzero()[:, 0]
@@ -106,9 +106,9 @@ class RetinaNet(nn.Module):
             anchor, label = kept[best] // own_logits.shape[1], kept[best] % own_logits.shape[1]
             box = clip_boxes_to_image(self.coder.decode_single(own_deltas[anchor], own_anchors[anchor]), size)
             large = remove_small_boxes(box, self.min_size)
-            for found, one in zip((boxes, scores, labels), (box, score, label), strict=True):
-                found.append(one[large])
-        box, score, label = torch.cat(boxes), torch.cat(scores), torch.cat(labels)
+            for values, one in zip(found, (box, score, label), strict=True):
+                values.append(one[large])
+        box, score, label = (torch.cat(values) for values in found)
         kept = batched_nms(box, score, label, self.nms_threshold)[: self.max_detections]
         return Detections(box[kept].float(), score[kept].float(), label[kept], None)
 

@@ -73,8 +73,11 @@ class Stage(nn.Module):
         matched, labels = self.roi.assign_targets_to_proposals(boxes, truth, labels)
         kept = self.roi.subsample(labels)
         is_object = [index >= len(own) for own, index in zip(proposals, kept, strict=True)]
-        chosen = ([own[index] for own, index in zip(one, kept, strict=True)] for one in (boxes, labels, matched))
-        return Samples(*chosen, is_object)
+
+        def chosen(values: Sequence[Tensor]) -> list[Tensor]:
+            return [own[index] for own, index in zip(values, kept, strict=True)]
+
+        return Samples(chosen(boxes), chosen(labels), chosen(matched), is_object)
 
     def predict(self, maps: Maps, boxes: Sequence[Tensor], sizes: Sequence[Grid]) -> Predictions:
         """The predictions for the boxes of each image; the heads run in the precision of autocast."""
