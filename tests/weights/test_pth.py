@@ -181,10 +181,7 @@ IN_A_HISTORY = {
     "bytes of any size": lambda mark: b"c__builtin__\nbytes\n(" + number(2**33) + b"tR",
     "text that doubles": lambda mark: b"c_codecs\nencode\n(" + text("ab") + text("hex") + b"tR",
     "one text many times": lambda mark: (
-        text("ab" * 500)
-        + b"q\x01"
-        + b"c_codecs\nencode\nq\x020" * 50
-        + b"".join(b"h\x02(h\x01" + text("latin1") + b"tR0" for _ in range(50))
+        b"](" + text("ab" * 500) + b"q\x01c_codecs\nencode\nq\x02" + 50 * (b"h\x02h\x01" + text("latin1") + b"\x86R") + b"e"
     ),
     "encoding of no text": lambda mark: b"c_codecs\nencode\n(K\x01" + text("latin1") + b"tR",
 }
