@@ -142,6 +142,12 @@ def test_a_manifest_reveals_changed_images_and_annotations(clean: Path, tmp_path
     assert all("it has changed: sha256 should be " in problem[2] for problem in problems[-2:])
 
 
+def test_images_that_are_both_splits_on_purpose_are_read_once(clean: Path) -> None:
+    pair = f"{clean / 'annotations' / 'instances_train2017.json'}:{clean / 'train2017'}"
+    report = audit(open_coco(pair, val_share=0))
+    assert (list(report.parts), report.problems) == (["train"], [])
+
+
 @pytest.mark.long
 def test_the_slice_of_coco_has_no_problems() -> None:
     report = audit(open_coco(str(shared("coco-slice-480"))))
