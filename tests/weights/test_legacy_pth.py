@@ -49,7 +49,7 @@ WRONG = {
     "a storage larger than the file": (legacy(state(storage(count=2**40)), LISTED, BYTES), "its storages take 24 bytes"),
     "a storage that is not listed": (legacy(state(storage()), b"\x80\x02].", BYTES), "restricted form"),
     "a storage that is listed twice": (legacy(state(storage()), LISTED[:-1] + text("7") + b"a.", BYTES * 2), "restricted form"),
-    "a list that is computed": (legacy(state(storage()), b"\x80\x02" + state(storage())[2:], BYTES), "restricted form"),
+    "a list that is computed": (legacy(state(storage()), b"\x80\x02ctorch\ndevice\n0" + LISTED[2:], BYTES), "restricted form"),
     "a view of a storage": (
         legacy(state(storage(view=b"(" + text("8") + number(0) + number(2**40) + b"t")), LISTED, BYTES),
         "form",
@@ -61,7 +61,7 @@ WRONG = {
         "restricted form",
     ),
     "a storage before the content": (
-        START + b"\x80\x02" + storage() + b"0M\xe9\x03." + b"\x80\x02}." + state(storage()) + LISTED + BYTES,
+        START + b"\x80\x02M\xe9\x03." + b"\x80\x02}K\x01" + storage() + b"s." + state(storage()) + LISTED + BYTES,
         "restricted form",
     ),
     "another class": (legacy(b"\x80\x02cos\nmkdir\n(" + text("x") + b"tR.", LISTED, BYTES), "os.mkdir"),
