@@ -5,7 +5,7 @@ import torch
 
 from models import SMALL, randomise
 from polaformer.errors import SettingsError
-from polaformer.tasks.dense.features import Features, check_backbone
+from polaformer.tasks.dense.features import Features, strides_of
 
 PYRAMIDS = [name for name in SMALL if "deit" not in name]
 
@@ -72,4 +72,4 @@ def test_a_mask_without_padding_costs_nothing(monkeypatch):
 )
 def test_other_backbones_are_refused(name, options, message):
     with pytest.raises(SettingsError, match=message):
-        check_backbone(name, options)
+        strides_of(name, options)

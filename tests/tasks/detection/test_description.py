@@ -78,6 +78,8 @@ def test_a_description_survives_json_and_builds_the_same_detector(detector):
         ({"backbone_options": {"dims": [8, 8, 8, 10**9]}}, "give numbers up to 65536"),
         ({"backbone_options": {"img_size": 10**8}}, "give numbers up to 65536"),
         ({"backbone_options": {"attention_options": {"alpha": 1e30}}}, "give numbers up to 65536"),
+        ({"backbone_options": {"depths": [2, 2, 1000, 2]}}, "give at most 1000 blocks"),
+        ({"backbone_options": {"patch_size": 2}}, r"have strides \(2, 4, 8, 16\), but detectors need \(4, 8, 16, 32\)"),
         ({"backbone_options": {"dims": "wide"}}, "backbone pola_pvt_tiny: "),
         ({"detector": "retinanet", "box_head": "4conv1fc"}, "box_head is '4conv1fc', but retinanet has no regions"),
     ],

@@ -95,11 +95,12 @@ def check_pyramid(name: str) -> None:
         raise SettingsError(f"backbone is {name}, which has a single stride; choose a pyramid: a PVT, PVTv2 or Swin")
 
 
-def check_backbone(name: str, options: Mapping[str, Any]) -> None:
-    """Raises SettingsError unless `create_model(name, **options)` is a pyramid; builds nothing."""
+def strides_of(name: str, options: Mapping[str, Any]) -> tuple[int, ...]:
+    """The strides of the stages of `create_model(name, **options)`, unbuilt; raises SettingsError unless it is a pyramid."""
     check_pyramid(name)
     variant = MODELS[name]
     try:
-        variant.family.config_type.of(variant.options | dict(options)).stages()
+        stages = variant.family.config_type.of(variant.options | dict(options)).stages()
     except (ValueError, TypeError) as error:
         raise SettingsError(f"backbone {name}: {error}") from error
+    return tuple(stage.reduction for stage in stages)

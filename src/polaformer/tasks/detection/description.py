@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from polaformer.backbones.fitting import misfits
 from polaformer.errors import SettingsError, nearest
-from polaformer.tasks.dense.features import Features, check_backbone
+from polaformer.tasks.dense.features import Features, strides_of
 from polaformer.tasks.dense.fpn import FeaturePyramid
 from polaformer.tasks.detection.cascade import build_cascade
 from polaformer.tasks.detection.detector import Detector
@@ -23,10 +23,11 @@ from polaformer.weights.errors import Misfits
 
 RETINANET, MASK_RCNN, CASCADE = "retinanet", "mask-rcnn", "cascade-mask-rcnn"
 DETECTORS = (RETINANET, MASK_RCNN, CASCADE)
-NUM_STAGES = 4
+STRIDES = (4, 8, 16, 32)  # of the stages of the backbone
 MOST = {"num_classes": 100_000, "width": 8192, "box_width": 65_536, "mask_width": 8192, "num_samples": 100_000}
 MOST |= {"num_proposals": 1_000_000, "max_detections": 1_000_000}
-MOST_OF_BACKBONE = 65_536  # for every number among its arguments, and for the number of blocks
+MOST_OF_BACKBONE = 65_536  # for every number among its arguments
+MOST_BLOCKS = 1000
 NOT_OF_DESCRIPTION = ("num_classes", "global_pool", "feature_norms", "checkpoint", "features_only", "out_indices", "in_chans")
 REGIONS_ONLY = ("box_head", "box_loss", "class_agnostic", "box_width", "mask_width", "num_samples", "num_proposals")
 
@@ -53,7 +54,9 @@ class DetectorDescription:
     class_agnostic: bool | None = None
     """One box for all classes; None: in a cascade without 4conv1fc."""
     box_width: int = 1024
+    """Channels of the linear layers of the box heads."""
     mask_width: int = 256
+    """Channels of the convolutions of the mask heads."""
     num_samples: int = 512
     """Regions per image in training."""
     num_proposals: int | None = None
@@ -164,16 +167,28 @@ class DetectorDescription:
             return [
                 f"backbone_options has {name}={options[name]!r}; give numbers up to {MOST_OF_BACKBONE}" for name in too_large
             ]
+        depths = options.get("depths", 1)
+        if _total(depths) > MOST_BLOCKS:
+            return [f"backbone_options has depths={depths!r}; give at most {MOST_BLOCKS} blocks"]
         try:
-            check_backbone(self.backbone, _as_arguments(options))
+            strides = strides_of(self.backbone, _as_arguments(options))
         except SettingsError as error:
             return error.problems
+        if strides != STRIDES:
+            return [
+                f"the stages of the backbone have strides {strides}, but detectors need {STRIDES}; give four, and patch_size 4"
+            ]
         return []
 
 
 def _as_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with tuples for the lists of JSON."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+
+
+def _total(value: Any) -> float:
+    """The sum of the numbers in a list, or the number."""
+    return sum(one for one in (value if isinstance(value, list | tuple) else [value]) if _is_number(one))
 
 
 def _is_integer(value: Any) -> bool:
