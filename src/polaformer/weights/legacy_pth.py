@@ -64,7 +64,7 @@ def _texts(file: IO[bytes]) -> list[str]:
     found = []
     for opcode, value, _ in pickletools.genops(file):
         if opcode.name not in LIST_OF_TEXTS:
-            raise UnpicklingError(f"{opcode.name} has no place in a list of storages")
+            raise UnpicklingError(f"its list of storages has the opcode {opcode.name}")
         if opcode.name == "BINUNICODE":
             found.append(str(value))
     return found
