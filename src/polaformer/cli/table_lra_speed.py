@@ -11,7 +11,7 @@ from polaformer.cli.output import counted, load, machine_lines, new_table, print
 from polaformer.errors import nearest
 from polaformer.tasks.sequence.datasets import DATASETS, DatasetName
 from polaformer.tasks.sequence.published import MILLISECONDS, TASKS, printed_memory, printed_speedup
-from polaformer.tasks.sequence.variants import VARIANTS
+from polaformer.tasks.sequence.rows import ARENA_ROWS
 
 if TYPE_CHECKING:
     from polaformer.analysis.lra_speed import SpeedRow
@@ -75,7 +75,7 @@ class TableLraSpeed:
         return 0
 
     def _check(self) -> None:
-        known = [*VARIANTS, "softmax-materialised"]
+        known = [*ARENA_ROWS, "softmax-materialised"]
         for name in self.rows:
             if name not in known:
                 raise UsageError(f"--rows has {name!r}; {nearest(name, known)}choose from {', '.join(known)}")

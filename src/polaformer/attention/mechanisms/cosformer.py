@@ -26,7 +26,7 @@ EPS = 1e-6
 class CosformerCore(FeatureCore):
     """cosFormer attention; max_length is L."""
 
-    name, facts = "cosformer", Facts("linear")
+    name, facts = "cosformer", Facts("linear", scaled_by_length=True)
 
     def __init__(self, num_heads: int, head_dim: int, *, max_length: int | None = None) -> None:
         super().__init__(num_heads, head_dim)

@@ -25,11 +25,11 @@ MANIFEST = "manifest.json"  # written last: it says that the data are complete, 
 STATE = ".generating.json"  # exists until then
 
 Part = TypeVar("Part")
-Advance = Callable[[int, int], object]  # to be called with what is done and what there is to do
-Stage = Callable[[str], Advance]  # to be called as a stage begins, with its name
+Progress = Callable[[int, int], object]  # to be called with what is done and what there is to do
+Stage = Callable[[str], Progress]  # to be called as a stage begins, with its name
 
 
-def ignore(name: str) -> Advance:
+def ignore(name: str) -> Progress:
     """A stage whose progress nobody watches."""
     return lambda done, total: None
 

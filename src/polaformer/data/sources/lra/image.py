@@ -15,7 +15,7 @@ import numpy as np
 
 from polaformer.data.randomness import derive
 from polaformer.data.sources import arrays
-from polaformer.data.sources.lra.lines import Meter, Report, size_on_disk
+from polaformer.data.sources.lra.lines import Meter, ReportBytes, size_on_disk
 from polaformer.data.sources.lra.sequences import Sequences
 from polaformer.errors import DataError
 from polaformer.regular_files import MAX_BYTES, open_regular, read_regular, reason
@@ -131,7 +131,7 @@ def _load_binary(folder: Path, advance: Callable[[int, int], object]) -> dict[st
     return {"train": _join(folder, TRAIN, report), "test": _join(folder, TEST, report)}
 
 
-def _join(folder: Path, files: tuple[str, ...], report: Report) -> Sequences:
+def _join(folder: Path, files: tuple[str, ...], report: ReportBytes) -> Sequences:
     """All images of some files as one split."""
     batches = [_read_batch(folder / name, report) for name in files]
     names = [
@@ -141,7 +141,7 @@ def _join(folder: Path, files: tuple[str, ...], report: Report) -> Sequences:
     return replace(_sequences(grey, labels, str(folder)), names=names)
 
 
-def _read_batch(path: Path, report: Report) -> tuple[np.ndarray, np.ndarray]:
+def _read_batch(path: Path, report: ReportBytes) -> tuple[np.ndarray, np.ndarray]:
     """Grey levels (N, 1024) and labels (N,) of one file."""
     try:
         content = read_regular(path, MAX_BYTES)

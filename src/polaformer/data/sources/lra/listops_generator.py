@@ -16,7 +16,7 @@ from typing import Any
 
 from polaformer.data.randomness import derive
 from polaformer.data.sources.lra import listops
-from polaformer.data.sources.lra.generation import Advance, Stage, Target, ignore, in_processes, opening
+from polaformer.data.sources.lra.generation import Progress, Stage, Target, ignore, in_processes, opening
 from polaformer.data.sources.lra.listops import CLASSES, HEADER, OPERATORS, file_name
 from polaformer.data.sources.lra.sequences import SPLITS, Sequences
 from polaformer.regular_files import open_regular, open_to_write
@@ -101,7 +101,7 @@ _CLOSER = "] ) ) "
 
 
 def _write(
-    target: Target, sizes: Mapping[str, int], make: Callable[[int], list[bytes]], num_workers: int, advance: Advance
+    target: Target, sizes: Mapping[str, int], make: Callable[[int], list[bytes]], num_workers: int, advance: Progress
 ) -> None:
     """Write all rows; the files get their names when they are complete."""
     with ExitStack() as stack:

@@ -21,7 +21,7 @@ DATASETS = (
 )
 
 
-class Dataset(Protocol):
+class DatasetModule(Protocol):
     """What the module of each dataset defines."""
 
     CLASSES: tuple[str, ...]
@@ -39,11 +39,11 @@ class Dataset(Protocol):
         ...
 
 
-def find_dataset(name: str) -> Dataset:
+def find_dataset(name: str) -> DatasetModule:
     """The module of a dataset; raises ValueError."""
     if name not in DATASETS:
         raise ValueError(f"there is no dataset {name!r}; choose one of {', '.join(DATASETS)}")
-    return cast(Dataset, import_module(f"polaformer.data.sources.lra.{name}"))
+    return cast(DatasetModule, import_module(f"polaformer.data.sources.lra.{name}"))
 
 
 def recognise(path: str | Path) -> str | None:

@@ -13,7 +13,7 @@ from PIL import Image
 from polaformer.data.randomness import derive
 from polaformer.data.sources.lra import pathfinder
 from polaformer.data.sources.lra import pathfinder_stamps as stamps
-from polaformer.data.sources.lra.generation import Advance, Stage, ignore, in_processes, opening
+from polaformer.data.sources.lra.generation import Progress, Stage, ignore, in_processes, opening
 from polaformer.data.sources.lra.pathfinder_contours import Pairs, Segments, add_distractors, grow_pairs, integers
 from polaformer.data.sources.lra.pathfinder_stamps import AREA, PATCH
 from polaformer.errors import DataError
@@ -86,7 +86,7 @@ def draw_images(number: int, contour_length: int, random: np.random.Generator) -
     return stamps.bytescale(np.maximum(stamps.window(canvas), _draw_markers(pairs, labels, random))), labels
 
 
-def _describe(level: Path, num_images: int, advance: Advance) -> dict[str, Any]:
+def _describe(level: Path, num_images: int, advance: Progress) -> dict[str, Any]:
     """The splits as they are read back."""
     splits = pathfinder.load(level, advance)
     found = sum(len(split) for split in splits.values())

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polaformer.data.sources.lra.builder import Builder, Places
-from polaformer.data.sources.lra.lines import JSON_LINES, Meter, Report, at_line, read_lines, read_objects, size_on_disk
+from polaformer.data.sources.lra.lines import JSON_LINES, Meter, ReportBytes, at_line, read_lines, read_objects, size_on_disk
 from polaformer.data.sources.lra.sequences import Sequences
 from polaformer.errors import DataError
 from polaformer.regular_files import reason
@@ -91,7 +91,7 @@ def _prefix(folder: Path, names: list[str]) -> str:
     return "".join(found)
 
 
-def _read_documents(path: Path, report: Report) -> dict[str, bytes]:
+def _read_documents(path: Path, report: ReportBytes) -> dict[str, bytes]:
     """The first bytes of each document by id."""
     texts: dict[str, bytes] = {}
     for number, found in read_objects(path, report):
@@ -107,7 +107,7 @@ def _read_documents(path: Path, report: Report) -> dict[str, bytes]:
     return texts
 
 
-def _load_split(path: Path, texts: Mapping[str, bytes] | None, documents: Path | None, report: Report) -> Sequences:
+def _load_split(path: Path, texts: Mapping[str, bytes] | None, documents: Path | None, report: ReportBytes) -> Sequences:
     """One split. texts: the documents by id, or None if the rows contain them."""
     builder, places = Builder(CLASSES, str(path)), Places()
     stored: dict[tuple[bytes, bytes], int] = {}  # id and digest of the text → number of the document

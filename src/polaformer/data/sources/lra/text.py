@@ -20,7 +20,7 @@ import numpy as np
 
 from polaformer.data.sources import parquet
 from polaformer.data.sources.lra.builder import Builder, Places
-from polaformer.data.sources.lra.lines import JSON_LINES, Meter, Report, at_line, first_object, read_objects, size_on_disk
+from polaformer.data.sources.lra.lines import JSON_LINES, Meter, ReportBytes, at_line, first_object, read_objects, size_on_disk
 from polaformer.data.sources.lra.sequences import Sequences
 from polaformer.errors import DataError
 from polaformer.extras import require
@@ -41,7 +41,7 @@ FORMS = (
 )
 
 
-class Row(NamedTuple):
+class ReviewRow(NamedTuple):
     """A row of a file before it is checked: its number from 1, and the values under text, label and split."""
 
     number: int
@@ -127,7 +127,7 @@ def _checked_size(root: Path, files: Mapping[Path, list[os.DirEntry[str]]]) -> i
     return total
 
 
-def _read_reviews(folders: list[Path], files: Mapping[Path, list[os.DirEntry[str]]], report: Report) -> Sequences:
+def _read_reviews(folders: list[Path], files: Mapping[Path, list[os.DirEntry[str]]], report: ReportBytes) -> Sequences:
     """One split. folders: those of its classes."""
     builder, names = Builder(CLASSES, str(folders[0].parent)), []
     for label, folder in enumerate(folders):
@@ -181,7 +181,7 @@ def _split_of_name(file: Path, root: Path) -> str:
     return found
 
 
-def _checked(row: Row, named: str, where: str) -> tuple[str, int, bytes]:
+def _checked(row: ReviewRow, named: str, where: str) -> tuple[str, int, bytes]:
     """Split, label and text of a row; raises DataError."""
     split = named if row.split is None else row.split
     if split not in SPLITS:
@@ -203,16 +203,16 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:40]}…"
 
 
-def _json_rows(path: Path, report: Report) -> Iterator[Row]:
+def _json_rows(path: Path, report: ReportBytes) -> Iterator[ReviewRow]:
     for number, found in read_objects(path, report):
-        yield Row(number, found.get("text"), found.get("label"), found.get("split"))
+        yield ReviewRow(number, found.get("text"), found.get("label"), found.get("split"))
 
 
 def _has_keys(path: Path) -> bool:
     return {"text", "label"} <= first_object(path).keys()
 
 
-def _parquet_rows(path: Path, report: Report) -> Iterator[Row]:
+def _parquet_rows(path: Path, report: ReportBytes) -> Iterator[ReviewRow]:
     require("data", "pyarrow")
     try:
         opened = open_regular(path)
@@ -231,7 +231,7 @@ def _parquet_rows(path: Path, report: Report) -> Iterator[Row]:
             raise DataError(f"{path} is not a complete Parquet file ({what}); fetch it again") from error
 
 
-def _rows(path: Path, file: Any, report: Report) -> Iterator[Row]:
+def _rows(path: Path, file: Any, report: ReportBytes) -> Iterator[ReviewRow]:
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
@@ -246,7 +246,7 @@ def _rows(path: Path, file: Any, report: Report) -> Iterator[Row]:
             split = batch.column("split").to_pylist() if "split" in batch.schema.names else [None] * len(label)
             for one in zip(text.to_pylist(), label, split, strict=True):
                 count += 1
-                yield Row(count, *one)
+                yield ReviewRow(count, *one)
             report(size_on_disk(path) * len(label) // opened.metadata.num_rows)
 
 
