@@ -23,7 +23,6 @@ from polaformer.bench.runner import BenchSettings, Cost, LengthCurve, Measuremen
 
 SGEMM, SGEMM_SIZE = "sgemm", 2048
 LEAST_FLOPS = 10**8  # per call: below it the cost of calls dominates, and a share of sgemm's rate means nothing
-DEFAULTS = BenchSettings()
 BACKWARD = 3  # forward and backward take this many times the matmuls of forward; recomputation is not counted
 
 
@@ -64,9 +63,7 @@ class OpResult(NamedTuple):
         return {**record, "safe_over_unsafe": over and over.median, "notes": self.notes}
 
 
-def benchmark(
-    shapes: Sequence[Shape], contenders: Mapping[str, Contender], settings: BenchSettings = DEFAULTS
-) -> dict[int, OpResult]:
+def benchmark(shapes: Sequence[Shape], contenders: Mapping[str, Contender], settings: BenchSettings) -> dict[int, OpResult]:
     """The results by number of tokens, in which several shapes differ: check, forecast, time all of them in turns.
 
     Shapes are compared within rounds, so that a busy spell of the machine affects all of them. At a single one, a large matmul

@@ -190,11 +190,11 @@ def seeded(seed: int, device: str) -> Iterator[None]:
 
 
 class Cost(NamedTuple):
-    """The cost of one call at one length, from which that of a longer one is forecast."""
+    """The cost of one call, from which that of a longer one is forecast."""
 
-    length: int
+    length: int  # tokens, or images of a batch
     seconds: float
-    size: int  # bytes
+    size: float  # bytes
     exponent: float = 2.0  # with which size grows at most
 
     @classmethod
@@ -205,20 +205,15 @@ class Cost(NamedTuple):
         return cls(length, seconds, size, max(1.0, log(size / before.size) / log(length / before.length)))
 
     def skip_reason(self, length: int, growth: float, settings: BenchSettings, usable: float = 1.0) -> str | None:
-        """Why a call at this length, which takes `growth` times as long, is not worth trying; None if it is."""
-        size = round(min(growth, (length / self.length) ** self.exponent) * self.size)
-        return skip_reason(size, growth * self.seconds, settings, usable)
+        """Why a call at this length, which takes `growth` times as long, is not worth trying; None if it is.
 
-
-def skip_reason(size: float, seconds: float, settings: BenchSettings, usable: float = 1.0) -> str | None:
-    """Why a call that is expected to need `size` bytes and `seconds` seconds is not worth trying; None if it is.
-
-    usable: the share of the free memory that it may use.
-    """
-    free = torch.cuda.mem_get_info()[0] if settings.device == "cuda" else available_bytes()
-    if free is not None and size > usable * free:
-        return f"would need about {_rounded(size / 1e9)} GB of memory, {_rounded(usable * free / 1e9)} GB may be used"
-    return f"would take about {_rounded(seconds)} s" if seconds > settings.seconds else None
+        usable: the share of the free memory that it may use.
+        """
+        size, seconds = min(growth, (length / self.length) ** self.exponent) * self.size, growth * self.seconds
+        free = torch.cuda.mem_get_info()[0] if settings.device == "cuda" else available_bytes()
+        if free is not None and size > usable * free:
+            return f"would need about {_rounded(size / 1e9)} GB of memory, {_rounded(usable * free / 1e9)} GB may be used"
+        return f"would take about {_rounded(seconds)} s" if seconds > settings.seconds else None
 
 
 def _rounded(value: float) -> str:

@@ -18,8 +18,6 @@ from polaformer.errors import nearest
 if TYPE_CHECKING:
     from polaformer.bench.attention import MechanismCurve, MechanismMeasurement
 
-BASELINE = "softmax"
-KINDS = ("forward", "both", "saved")  # of memory, as polaformer.bench.attention calls them
 EXPLAINED = (
     "Memory: peaks of live bytes of PyTorch's allocator beyond inputs and parameters; saved: what autograd saves for backward,",
     "including inputs but not parameters. They do not include what a native kernel allocates itself, as pola's does on a CPU;",
@@ -86,6 +84,8 @@ class BenchAttention(Timed, Lengths):
 
 def chosen(names: Sequence[str], only: Sequence[str], without: Sequence[str]) -> list[str]:
     """The names to compare, including softmax; raises UsageError for unknown ones."""
+    from polaformer.bench.attention import BASELINE
+
     for option, given in (("--only", only), ("--without", without)):
         for name in given:
             if name not in names:
@@ -100,6 +100,7 @@ def chosen(names: Sequence[str], only: Sequence[str], without: Sequence[str]) ->
 
 def _tables(rows: "dict[str, MechanismCurve]", lengths: Sequence[int], setting: str) -> list[Table | str]:
     """Ratios, times and memory."""
+    from polaformer.bench.attention import KINDS
 
     def columns(text: "Callable[[MechanismMeasurement], str]") -> Columns:
         return {f"N = {n}": partial(lambda n, row: text(row.points[n]), n) for n in lengths}

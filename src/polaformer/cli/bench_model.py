@@ -10,7 +10,7 @@ from rich.table import Table
 from polaformer.cli.bench_options import Report, Timed, records
 from polaformer.cli.bench_tables import IN_BRACKETS, TIMES, Columns, cell, mebibytes, number, ratio_text, skipped_text, table
 from polaformer.cli.errors import UsageError
-from polaformer.cli.output import figure_title, load, machine_lines, threads_text
+from polaformer.cli.output import figure_title, machine_lines, threads_text
 from polaformer.errors import nearest
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ class BenchModel(Timed):
     def measure(self) -> Report:
         """Check the options and measure."""
         self.check()
-        self.load("polaformer.bench.model")
         from polaformer.analysis.bench_figures import save_images_per_second
         from polaformer.bench.model import benchmark
 
@@ -83,7 +82,7 @@ class BenchModel(Timed):
             raise UsageError(f"--sizes {given}; give multiples of 32 from {SMALLEST} to {LARGEST}, as in --sizes 224 448")
         if self.batch < 1:
             raise UsageError(f"--batch is {self.batch}; give at least 1")
-        load("polaformer.backbones")
+        self.load("polaformer.bench.model")
         from polaformer.backbones import list_models
 
         known = list_models("pola_*")

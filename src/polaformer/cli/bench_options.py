@@ -100,7 +100,6 @@ class Bench:
     threads: int | None = None
     """Number of threads torch may use; by default torch's own choice."""
     figure: Path | None = None
-    """Plot the result against the number of tokens into this PNG file."""
     json: bool = False
     """Print the result as JSON on stdout, and nothing else."""
 
@@ -163,19 +162,27 @@ class Bench:
                 "--device is cuda, but PyTorch finds no CUDA device here; use --device cpu or see `polaformer env`"
             )
 
-    def contenders(
-        self, without: Sequence[str], *, backward: bool = True, for_memory: bool = False
-    ) -> "tuple[dict[str, Contender], list[str]]":
-        """Load PyTorch and return the working contenders without those to leave out, and a line per backend that fails.
 
-        for_memory: include those that are compared for memory only. Raises UsageError for an unknown device or name.
+@dataclass(frozen=True)
+class OfOperator(Bench, Lengths, Shapes):
+    """The options of benchmarks of the operator."""
+
+    def prepared(
+        self, measured: str, *, backward: bool = True, for_memory: bool = False
+    ) -> "tuple[list[Shape], dict[str, Contender], list[str]]":
+        """The shapes, the working contenders without those to leave out, and a line per backend that fails.
+
+        for_memory: include those that are compared for memory only. Raises UsageError for options that make no sense.
         """
+        shapes = self.checked_shapes(self.shapes)
+        needs = f"draws {measured} against the number of tokens; give --lengths too, for instance --lengths 1024 4096 16384"
+        self.check_common("" if self.lengths else needs)
         self.load("polaformer.bench.op")
         from polaformer.bench.contenders import BASELINE, CONTENDERS, FOR_MEMORY, working
 
         more = FOR_MEMORY if for_memory else {}
         names = [*CONTENDERS, *more]
-        for part in without:
+        for part in self.without:
             if not any(part in name for name in names):
                 hint = nearest(part, " ".join(names).replace("(", " ").replace(")", " ").split())
                 among = f"{hint}there are: {'; '.join(names)}"
@@ -185,7 +192,8 @@ class Bench:
         with steps({"asking the backends": 3.0}) as begin:
             begin("asking the backends")  # one may be built now
             there, notes = working(self.device, backward=backward)
-        return {name: one for name, one in (there | more).items() if not any(part in name for part in without)}, notes
+        chosen = {name: one for name, one in (there | more).items() if not any(part in name for part in self.without)}
+        return shapes, chosen, notes
 
 
 @dataclass(frozen=True)
