@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from polaformer.analysis.agreement import Inputs, Pass, differences, random_inputs, worst
+from polaformer.analysis.agreement import CallInputs, Pass, differences, random_inputs, worst
 from polaformer.analysis.call_memory import allocated_peak, saved_bytes
 from polaformer.analysis.timing import quickest
 from polaformer.attention import create, facts
@@ -93,7 +93,7 @@ def build(name: str, length: int, settings: BenchSettings, **options: Any) -> nn
     return core.eval().to(settings.device)
 
 
-def core_pass(core: nn.Module, inputs: Inputs, *, backward: bool) -> Pass:
+def core_pass(core: nn.Module, inputs: CallInputs, *, backward: bool) -> Pass:
     """One call of a core: forward in inference mode, or forward and the gradients of q, k, v and all parameters."""
     return Pass(lambda q, k, v, _: core(q, k, v), inputs, backward, tuple(core.parameters()))
 

@@ -89,13 +89,9 @@ class LengthCurve:
         """Whether it computes what it should at every length."""
         return all(point.correct for point in self.points.values())
 
-    def values(self, name: str) -> dict[int, Any]:
-        """One attribute of the points, by length."""
-        return {n: getattr(point, name) for n, point in self.points.items()}
-
     def slope(self, name: str = "median") -> float | None:
         """The exponent with which time grows, or another attribute."""
-        return slope(list(self.points), [value or None for value in self.values(name).values()])
+        return slope(list(self.points), [getattr(point, name) or None for point in self.points.values()])
 
     @property
     def doublings(self) -> list[Ratio | None]:

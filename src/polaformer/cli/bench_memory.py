@@ -60,7 +60,7 @@ class BenchMemory(OfOperator):
         machine, peak = fingerprint(), "allocated" if self.device == "cuda" else "resident"
         rows = [{"shape": shape, "rows": records(one)} for shape, one in zip(shapes, found.values(), strict=True)]
         record: dict[str, Any] = {"command": "bench memory", "device": self.device, "threads": self.threads, "machine": machine}
-        record |= {"notes": [*notes, *self.saved_lines()], "shapes": rows}
+        record |= {"notes": notes, "shapes": rows}
         where = f"\nMeasured on {machine['cpu']}, {machine['os']}, torch {machine['torch']}, Python {machine['python']}"
         lengths = dict(zip((shape[2] for shape in shapes), found.values(), strict=True))
         draw = partial(save_memory, found=lengths, peak=peak, title=f"Memory of a call, {self.setting}")

@@ -39,14 +39,6 @@ class Report(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Shapes:
-    """The option of benchmarks at arbitrary shapes."""
-
-    shapes: tuple[str, ...] = SHAPES
-    """Batch, heads, tokens and head width, separated by commas; several shapes are separated by spaces."""
-
-
-@dataclass(frozen=True)
 class Lengths:
     """The options of benchmarks against the number of tokens."""
 
@@ -115,7 +107,7 @@ class Bench:
         if self.json:
             print_json(report.record)
         else:
-            print_all(*report.shown, *self.saved_lines())
+            print_all(*report.shown, *([f"saved {self.figure.as_posix()}"] if self.figure else []))
         rows = [(where, row) for where, rows in report.rows.items() for row in rows.values()]
         noisy = dict.fromkeys(f"{where} is {row.skipped}" for where, row in rows if (row.skipped or "").startswith(TOO_NOISY))
         if noisy:
@@ -129,10 +121,6 @@ class Bench:
     def measure(self) -> Report:
         """Check the options and measure; raises UsageError before any work starts."""
         raise NotImplementedError
-
-    def saved_lines(self) -> list[str]:
-        """Where the figure is, if there is one."""
-        return [] if self.figure is None else [f"saved {self.figure.as_posix()}"]
 
     def check_common(self, figure_needs: str = "") -> None:
         """Raise UsageError for shared options that make no sense; figure_needs: what is missing for a figure."""
@@ -164,8 +152,11 @@ class Bench:
 
 
 @dataclass(frozen=True)
-class OfOperator(Bench, Lengths, Shapes):
+class OfOperator(Bench, Lengths):
     """The options of benchmarks of the operator."""
+
+    shapes: tuple[str, ...] = SHAPES
+    """Batch, heads, tokens and head width, separated by commas; several shapes are separated by spaces."""
 
     def prepared(
         self, measured: str, *, backward: bool = True, for_memory: bool = False
