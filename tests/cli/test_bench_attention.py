@@ -131,7 +131,7 @@ def test_a_noisy_table_shows_no_number_says_what_to_do_and_gives_code_75(
     assert "10.00" not in out
     told = " ".join(err.split())
     assert f" is too noisy: {baseline} ×4.00" in told
-    assert "end other programs, or give more --rounds and --seconds" in told
+    assert "close other programs, or give more --rounds and --seconds" in told
 
 
 def test_the_order_and_the_ranks_follow_the_ratios_at_the_longest_length(

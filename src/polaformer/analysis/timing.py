@@ -1,4 +1,4 @@
-"""Times several callables fairly: in turns within one run, so that a busy moment of the machine affects all of them."""
+"""Times several callables fairly: interleaved within one run, so that transient load affects all of them."""
 
 import random
 import time
@@ -66,7 +66,7 @@ def measure(
     on_call: Callable[[str], None] = lambda _: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
-    """The times of `calls`, by name, taken in turns: a warm-up of each, then the rounds of `plan`.
+    """The times of `calls`, by name, interleaved: a warm-up of each, then the rounds of `plan`.
 
     The order differs between rounds but not between runs: what a call finds in the caches depends on the call before it. A
     callable whose warm-up takes longer than `seconds` is skipped. `on_call` gets the name before each call, for progress bars.
@@ -115,7 +115,7 @@ def seconds_of(call: Callable[[], object], clock: Callable[[], float] = time.per
 
 
 def quickest(call: Callable[[], object], enough: float) -> float:
-    """The shortest time of up to three calls, so that one busy moment does not decide; stops at the first below `enough`."""
+    """The shortest time of up to three calls, so that transient load does not decide; stops at the first below `enough`."""
     taken = [seconds_of(call)]
     while len(taken) < 3 and taken[-1] > enough:
         taken.append(seconds_of(call))
@@ -125,7 +125,7 @@ def quickest(call: Callable[[], object], enough: float) -> float:
 def slowdown(slow: Timing | None, fast: Timing | None) -> Ratio | None:
     """How many times longer `slow` takes than `fast`, from the ratios within the rounds that have both; None without any.
 
-    A busy spell of the machine slows both alike.
+    Transient load slows both alike.
     """
     ratios = [a / b for a, b in zip(slow.samples, fast.samples, strict=False)] if slow and fast else []
     return Ratio.of(ratios) if ratios else None

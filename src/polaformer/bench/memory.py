@@ -31,7 +31,7 @@ PEAKS = ("forward_allocated", "both_allocated", "forward_resident", "both_reside
 ENVIRONMENT = {
     # The C library returns larger blocks as soon as they are freed, instead of keeping some of them for later.
     "MALLOC_MMAP_THRESHOLD_": "65536",
-    # Compile in one process: others would stay behind and take memory.
+    # Compile in one process: leftover worker processes would use memory.
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
 }
 

@@ -62,7 +62,7 @@ def benchmark(
 ) -> tuple[dict[str, ModelMeasurement], list[str]]:
     """Rows of ours and its rivals, in float32, and notes: inference, or a training step (forward and backward).
 
-    Checks that ours agrees with the same parameters computed as published, forecasts, and times all in turns. options are
+    Checks that ours agrees with the same parameters computed as published, forecasts, and times all interleaved. options are
     further arguments of `create_model` for our models.
     """
     models, notes = build(name, size, device=settings.device, **options), list[str]()

@@ -1,7 +1,7 @@
 """The operator on each backend against its published form, linear attention and softmax, in one run.
 
-What is compared is defined in polaformer.bench.contenders. At a single shape all take turns; against the number of tokens they
-take turns at all lengths together, which shows where softmax departs from linear growth.
+What is compared is defined in polaformer.bench.contenders. At a single shape all are timed interleaved; against the number
+of tokens, at all lengths together, which shows where softmax departs from linear growth.
 
 # B batch, H heads, N queries and keys, D head width
 """
@@ -67,9 +67,9 @@ class OpResult(NamedTuple):
 def benchmark(
     shapes: Sequence[Shape], contenders: Mapping[str, Contender], settings: BenchSettings = DEFAULTS
 ) -> dict[int, OpResult]:
-    """The results by number of tokens, in which several shapes differ: check, forecast, time all of them in turns.
+    """The results by number of tokens, in which several shapes differ: check, forecast, time all of them interleaved.
 
-    Shapes are compared within rounds, so that a busy spell of the machine affects all of them. At a single one, a large matmul
+    Shapes are compared within rounds, so that transient load affects all of them. At a single one, a large matmul
     is timed too. With the backward pass, the bytes saved for it are counted.
     """
     errors, notes = check(contenders, shapes, settings)

@@ -1,4 +1,4 @@
-"""What all benchmarks share: settings, measurements, the forecast whether a call is worth trying, and timing in turns.
+"""What all benchmarks share: settings, measurements, the forecast whether a call is worth trying, and interleaved timing.
 
 Each benchmark is a function `benchmark` in a file of its own, with the same steps: check that the candidates are correct,
 forecast which are worth trying, time or measure those, and record the numbers or why there are none.
@@ -53,7 +53,7 @@ class Measurement:
     saved_bytes: int | None = None  # for the backward pass
     saved_ratio: float | None = None  # … relative to the baseline
     tolerance: ClassVar[float] = TOLERANCE
-    keys: ClassVar[Sequence[str]] = ()  # of the record; "speedup" brings its interval, "timing" what it consists of
+    keys: ClassVar[Sequence[str]] = ()  # of the record; "speedup" includes its interval, "timing" what it consists of
 
     @property
     def correct(self) -> bool:
@@ -123,7 +123,7 @@ def time_in_turns(
     baseline: str,
     settings: BenchSettings,
 ) -> dict[int, dict[str, AnyMeasurement]]:
-    """The rows with the times of `calls`, all in turns, and the speedups over the baseline; both by size, then by name.
+    """The rows with the times of `calls`, interleaved, and the speedups over the baseline; both by size, then by name.
 
     All rows of a size get the reason instead if its timings are too noisy.
     """

@@ -38,7 +38,7 @@ TIME = "of the same rounds as the ratios; in brackets how many. slope: a of time
 class BenchAttention(Timed, Lengths):
     """Compare all attention mechanisms: time and memory against the number of tokens.
 
-    All mechanisms are timed in alternation at each length, in one run, in float32. Only one whose output and gradients agree
+    All mechanisms are timed in interleaved rounds at each length, in float32. Only one whose output and gradients agree
     with those from its explicit attention maps in float64 gets numbers; if any does not, the exit code is 1. One that would
     take too long or need too much memory, judging by its growth so far, is skipped, with the reason. If the rounds at a length
     vary too much, it gets no numbers, and the exit code is 75.

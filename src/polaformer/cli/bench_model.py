@@ -26,7 +26,7 @@ NOTE = "Parameters and images are random (seed 0), including our powers, scales 
 class BenchModel(Timed):
     """Time whole models against their published form, their softmax twins and timm's models.
 
-    All models are timed in alternation in one run, in float32. Our model is timed only if its logits, and in a training step
+    All models are timed in interleaved rounds, in float32. Our model is timed only if its logits, and in a training step
     its gradients, agree with the authors' computation on the same parameters; if they do not, the exit code is 1. A model that
     would take too long or need too much memory is skipped, with the reason. If the rounds of a model vary too much, it gets no
     numbers, and the exit code is 75.

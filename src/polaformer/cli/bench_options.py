@@ -122,7 +122,7 @@ class Bench:
         if noisy:
             print_line(
                 f"polaformer bench: {'; '.join(noisy)}. × is high over low of the interval of a median over rounds, "
-                f"and should be at most {WIDEST}; end other programs, or give more --rounds and --seconds",
+                f"and should be at most {WIDEST}; close other programs, or give more --rounds and --seconds",
                 stderr=True,
             )
         return (NOISY if noisy else 0) if all(row.correct for _, row in rows) else INCORRECT
@@ -182,8 +182,8 @@ class Bench:
                 raise UsageError(f"--without has {part!r}, which is not part of any name; {among}")
             if part in BASELINE:
                 raise UsageError(f"--without has {part!r}, but {BASELINE} is what the others are compared with; leave it in")
-        with steps({"asking the backends": 3.0}) as begin:
-            begin("asking the backends")  # one may be built now
+        with steps({"checking backends": 3.0}) as begin:
+            begin("checking backends")  # one may be built now
             there, notes = working(self.device, backward=backward)
         return {name: one for name, one in (there | more).items() if not any(part in name for part in without)}, notes
 

@@ -66,7 +66,7 @@ def convert(dataset: str, source: Path, out: Path, *, overwrite: bool = False, a
 
 
 def describe_source(source: Path) -> dict[str, Any]:
-    """What tells a source from another, or from itself after a change: path, number of files, bytes, newest file."""
+    """Identifies a source and its version: path, number of files, bytes, newest file."""
     files = [source] if not source.is_dir() else [Path(folder, name) for folder, _, names in os.walk(source) for name in names]
     statuses = []
     for file in files:

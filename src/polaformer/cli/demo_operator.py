@@ -178,7 +178,7 @@ def _agreement(
 
 
 def time_at(length: int, *, rounds: int = 15, seconds: float = 6.0, seed: int = 0) -> "dict[str, Timing]":
-    """One forward pass of "polarity" attention and one of "softmax" (SDPA), in turns, batch 1, fp32."""
+    """One forward pass of "polarity" attention and one of "softmax" (SDPA), interleaved, batch 1, fp32."""
     import torch
     import torch.nn.functional as F
 

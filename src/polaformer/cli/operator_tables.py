@@ -115,7 +115,7 @@ def _times(findings: Findings) -> Table:
         "polarity (ms)",
         "SDPA (ms)",
         "SDPA / polarity",
-        caption=f"medians, taken in turns; SDPA: torch's scaled_dot_product_attention; fitted: {grows or 'too few lengths'}",
+        caption=f"medians, interleaved; SDPA: torch's scaled_dot_product_attention; fitted: {grows or 'too few lengths'}",
     )
     for length, one in findings.timings.items():
         speedup = _speedup(one)

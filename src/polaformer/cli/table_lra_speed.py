@@ -30,7 +30,7 @@ NOTES = (
 class TableLraSpeed:
     """Time training steps on the Long Range Arena: tokens per millisecond and memory, relative to softmax.
 
-    The mechanisms of a task take turns in one run, with the same batch and micro-batch for all, in float32.
+    The mechanisms of a task are timed in interleaved rounds, with the same batch and micro-batch for all, in float32.
 
     Example: polaformer table lra-speed --tasks text listops --rows pola-a3 nystrom linformer --threads 1
     """

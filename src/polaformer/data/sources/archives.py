@@ -84,7 +84,7 @@ def holds_archives(root: Path) -> bool:
     train = split_folders(root)[0]
     found = bool(_archives(train))
     if found and any(images_below(train / name) for name in class_folders(train)):
-        raise DataError(f"{train} holds both .tar files and image folders; it is not clear which to use: move one of them")
+        raise DataError(f"{train} holds both .tar files and image folders, which is ambiguous; move one of them")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Opens the data that `--data` names, whatever their kind."""
+"""Opens the data given by `--data`, in any format."""
 
 import os
 from pathlib import Path

@@ -89,7 +89,7 @@ def _check_gate(gate: Tensor, attended: Tensor) -> None:
 
 
 def _check_registered(inputs: ConvolutionInputs, grad: Tensor | None = None) -> None:
-    """Check also what `gated_convolution` ensures: anybody can call a registered operator."""
+    """Also checks what only `gated_convolution` ensures: a registered operator can be called directly."""
     _check(inputs)
     attended = inputs.attended
     for name, x in {"gate": inputs.gate, "grad": grad}.items():

@@ -50,13 +50,13 @@ def _check_private(directory: Path) -> None:
     """
     state = directory.stat()
     if state.st_uid != os.getuid() or state.st_mode & 0o022:
-        raise PermissionError(f"{directory} belongs to somebody else or can be written by others")
+        raise PermissionError(f"{directory} belongs to another user or is writable by others")
     for parent in directory.parents:
         above = parent.stat()
         is_sticky = bool(above.st_mode & stat.S_ISVTX)
         by_all, by_group = above.st_mode & stat.S_IWOTH, above.st_mode & stat.S_IWGRP and not _is_private(parent, above.st_gid)
         if not _is_trusted(parent, above.st_uid) or ((by_all or by_group) and not is_sticky):
-            raise PermissionError(f"{parent}, above {directory}, belongs to somebody else or can be written by others")
+            raise PermissionError(f"{parent}, above {directory}, belongs to another user or is writable by others")
 
 
 def _is_trusted(parent: Path, owner: int) -> bool:

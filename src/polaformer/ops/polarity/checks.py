@@ -66,7 +66,7 @@ def check(inputs: Inputs, backend: str) -> None:
 
 
 def check_registered(inputs: Inputs, backend: str) -> None:
-    """Check also that power and scale are (H, D), as `polarity_attention` ensures: anybody can call a registered operator."""
+    """Also checks what only `polarity_attention` ensures: a registered operator can be called directly."""
     check(inputs, backend)
     q = inputs.q
     for name, parameter in (("power", inputs.power), ("scale", inputs.scale)):

@@ -30,7 +30,7 @@ Stage = Callable[[str], Advance]  # to be called as a stage begins, with its nam
 
 
 def ignore(name: str) -> Advance:
-    """A stage whose progress nobody watches."""
+    """A stage that reports no progress."""
     return lambda done, total: None
 
 

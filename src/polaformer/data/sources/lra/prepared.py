@@ -33,7 +33,7 @@ Manifest = dict[str, Any]
 
 
 def holds(path: Path) -> bool:
-    """Whether the path is a prepared directory of whatever dataset, possibly a damaged one."""
+    """Whether the path is a prepared directory of any dataset, even if damaged."""
     with suppress(OSError, ValueError):
         return FORMAT.encode() in read_regular(path / MANIFEST, MAX_MANIFEST)
     return False
@@ -117,7 +117,7 @@ def _temporary(out: Path, split: str) -> Path:
 
 
 def _is_ours(file: Path) -> bool:
-    """Whether a file was written here; a kill may have come before the manifest."""
+    """Whether a file was written here; the process may have been killed before writing the manifest."""
     with suppress(OSError, SafetensorError):
         open_regular(file).close()
         with safe_open(file, framework="np") as opened:
@@ -139,7 +139,7 @@ def _write_split(
     temporary.unlink(missing_ok=True)  # left by a kill; or a link or FIFO, which must not be opened
     try:
         save_file({name: np.ascontiguousarray(getattr(sequences, name)) for name in TENSORS}, temporary, {"format": FORMAT})
-    except SafetensorError as error:  # what the library makes of an error of the operating system
+    except SafetensorError as error:  # how the library reports OS errors
         raise OSError(str(error)) from error
     with open(temporary, "rb+") as file:
         os.fsync(file.fileno())
