@@ -19,7 +19,7 @@ from polaformer.errors import CannotWriteError, SettingsError
 LOCK = ".lock"  # of a folder
 MAX_BYTES = 2**30  # of one image, array file, configuration or journal
 # Limit of what a compressed or sparse file takes in memory: this many bytes, or this many times its size on disk.
-MAX_UNPACKED, HIGHEST_RATIO = 2**28, 20
+MAX_UNPACKED, MAX_RATIO = 2**28, 20
 
 
 class NotRegularError(OSError):
@@ -119,7 +119,7 @@ def writing(what: str | PathLike[str]) -> Iterator[None]:
 def unpacked_limit(*files: os.stat_result) -> int:
     """The number of bytes that files may take in memory, all together, once they are unpacked."""
     on_disk = sum(min(status.st_size, getattr(status, "st_blocks", status.st_size) * 512) for status in files)
-    return max(MAX_UNPACKED, HIGHEST_RATIO * on_disk)
+    return max(MAX_UNPACKED, MAX_RATIO * on_disk)
 
 
 def too_large_reason(size: int, most: int = MAX_BYTES) -> str:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-LEAST_ROUNDS = 6  # the fewest whose extremes enclose the true median with 95 % probability: 1 − 2 / 2⁶ = 0.97
-WIDEST = 1.5  # high over low of an interval; a wider one says too little
+MIN_ROUNDS = 6  # the fewest whose extremes enclose the true median with 95 % probability: 1 − 2 / 2⁶ = 0.97
+MAX_SPREAD = 1.5  # high over low of an interval; a wider one says too little
 
 
 class Timing(NamedTuple):
@@ -35,7 +35,7 @@ class Timing(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """The median of ratios and the 95 % interval of the true median; the range of all ratios for fewer than LEAST_ROUNDS."""
+    """The median of ratios and the 95 % interval of the true median; the range of all ratios for fewer than MIN_ROUNDS."""
 
     median: float
     low: float
@@ -54,7 +54,7 @@ class Ratio(NamedTuple):
     @property
     def is_noisy(self) -> bool:
         """Whether rounds disagree too much; a single one cannot."""
-        return self.high > WIDEST * self.low
+        return self.high > MAX_SPREAD * self.low
 
 
 def measure(

@@ -22,7 +22,7 @@ from polaformer.bench.correctness import TOLERANCE, cut, relative_error, relativ
 from polaformer.bench.runner import BenchSettings, Cost, LengthCurve, Measurement, time_in_turns
 
 SGEMM, SGEMM_SIZE = "sgemm", 2048
-LEAST_FLOPS = 10**8  # per call: below it the cost of calls dominates, and a share of sgemm's rate means nothing
+MIN_FLOPS = 10**8  # per call: below it the cost of calls dominates, and a share of sgemm's rate means nothing
 DEFAULTS = BenchSettings()
 BACKWARD = 3  # forward and backward take this many times the matmuls of forward; recomputation is not counted
 
@@ -85,7 +85,7 @@ def benchmark(
             for name, error in errors.items()
         }
         calls[shape[2]] = {**right}
-        if len(shapes) == 1 and right and max(flops.values()) >= LEAST_FLOPS:
+        if len(shapes) == 1 and right and max(flops.values()) >= MIN_FLOPS:
             rows[shape[2]][SGEMM] = OpMeasurement(flops=2 * SGEMM_SIZE**3)
             calls[shape[2]][SGEMM] = partial(torch.matmul, *torch.ones(2, SGEMM_SIZE, SGEMM_SIZE, device=settings.device))
     timed = time_in_turns(calls, rows, BASELINE, settings)

@@ -15,10 +15,10 @@ import torch
 
 from polaformer.analysis.agreement import Shape
 from polaformer.analysis.machine import available_bytes
-from polaformer.analysis.timing import LEAST_ROUNDS, Ratio, Timing, measure, slope, slowdown
+from polaformer.analysis.timing import MIN_ROUNDS, Ratio, Timing, measure, slope, slowdown
 from polaformer.bench.correctness import TOLERANCE
 
-MAX_NOISY = 0.25  # share of the rows whose interval may be wider than analysis.timing.WIDEST
+MAX_NOISY = 0.25  # share of the rows whose interval may be wider than analysis.timing.MAX_SPREAD
 TOO_NOISY = "too noisy"
 
 
@@ -147,12 +147,12 @@ def time_in_turns(
 
 
 def ranks(timings: Mapping[str, Timing]) -> dict[str, tuple[int, int]]:
-    """The best and the worst place that each may have; 1 is the fastest. Left out: those with fewer than LEAST_ROUNDS rounds.
+    """The best and the worst place that each may have; 1 is the fastest. Left out: those with fewer than MIN_ROUNDS rounds.
 
     One is ahead of another if the whole interval of the ratio of their times is above 1, at 95 % for each pair, not for all
     pairs together.
     """
-    entered = {name: one for name, one in timings.items() if len(one.samples) >= LEAST_ROUNDS}
+    entered = {name: one for name, one in timings.items() if len(one.samples) >= MIN_ROUNDS}
     ratios = {(fast, slow): slowdown(entered[slow], entered[fast]) for fast in entered for slow in entered}
     ahead = [pair for pair, ratio in ratios.items() if ratio is not None and ratio.low > 1]
     return {

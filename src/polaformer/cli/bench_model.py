@@ -16,7 +16,7 @@ from polaformer.errors import nearest
 if TYPE_CHECKING:
     from polaformer.bench.model import ModelMeasurement
 
-SMALLEST, LARGEST = 32, 4096  # sides of an image in pixels
+MIN_SIZE, MAX_SIZE = 32, 4096  # sides of an image in pixels
 ROWS = 4  # ours, the published form, the softmax twin, timm's
 STEPS = {"inference": "inference", "train": "training step (forward and backward)"}
 NOTE = "Parameters and images are random (seed 0), including our powers, scales and tables; no drop path."
@@ -77,10 +77,10 @@ class BenchModel(Timed):
     def check(self) -> None:
         """Raise UsageError for options that make no sense."""
         needs = "draws images per second against size; give two or more --sizes, for instance --sizes 224 448 896"
-        wrong = [size for size in self.sizes if not SMALLEST <= size <= LARGEST or size % 32]
+        wrong = [size for size in self.sizes if not MIN_SIZE <= size <= MAX_SIZE or size % 32]
         if wrong or not self.sizes:
             given = f"has {wrong[0]}" if wrong else "is empty"
-            raise UsageError(f"--sizes {given}; give multiples of 32 from {SMALLEST} to {LARGEST}, as in --sizes 224 448")
+            raise UsageError(f"--sizes {given}; give multiples of 32 from {MIN_SIZE} to {MAX_SIZE}, as in --sizes 224 448")
         if self.batch < 1:
             raise UsageError(f"--batch is {self.batch}; give at least 1")
         load("polaformer.backbones")

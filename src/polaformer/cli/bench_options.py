@@ -107,7 +107,7 @@ class Bench:
     def run(self) -> int:
         """Measure, draw and print; 0, or 1 if something is incorrect, or 75 if a table is too noisy, with why on stderr."""
         report = self.measure()
-        from polaformer.analysis.timing import WIDEST
+        from polaformer.analysis.timing import MAX_SPREAD
         from polaformer.bench.runner import TOO_NOISY
 
         if self.figure is not None:
@@ -122,7 +122,7 @@ class Bench:
         if noisy:
             print_line(
                 f"polaformer bench: {'; '.join(noisy)}. × is high over low of the interval of a median over rounds, "
-                f"and should be at most {WIDEST}; close other programs, or give more --rounds and --seconds",
+                f"and should be at most {MAX_SPREAD}; close other programs, or give more --rounds and --seconds",
                 stderr=True,
             )
         return (NOISY if noisy else 0) if all(row.correct for _, row in rows) else INCORRECT

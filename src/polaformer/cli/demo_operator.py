@@ -22,7 +22,7 @@ MAGNITUDES = (1.0, 1e-20, 1e20)
 POWER = 3.0  # of the comparison at these magnitudes: the initial power of a layer
 NUM_DIGITS = 32
 QUERY = (2, 2)  # row and column of the pixel whose attention is drawn: on the stroke of the first digit
-LONGEST = 32768  # softmax takes time quadratic in it: beyond this a single call outlasts the demo
+MAX_LENGTH = 32768  # softmax takes time quadratic in it: beyond this a single call outlasts the demo
 SHAPE = (2, 4, 128, 32)  # of the comparison with the quadratic form
 NUM_HEADS, WIDTH = 8, 32  # of the timings
 FORMS = ("ours", "published")
@@ -87,9 +87,9 @@ class DemoOperator:
 
     def check(self) -> None:
         """Raises UsageError for options that make no sense."""
-        wrong = [length for length in self.lengths if not 1 <= length <= LONGEST]
+        wrong = [length for length in self.lengths if not 1 <= length <= MAX_LENGTH]
         if wrong:
-            raise UsageError(f"--lengths has {wrong[0]}; give integers from 1 to {LONGEST}")
+            raise UsageError(f"--lengths has {wrong[0]}; give integers from 1 to {MAX_LENGTH}")
         if len(set(self.lengths)) < 2:
             given = " ".join(str(length) for length in self.lengths) or "nothing"
             raise UsageError(f"--lengths is {given}; a slope needs at least two different lengths, as in --lengths 256 1024")

@@ -22,7 +22,7 @@ from polaformer.regular_files import reason
 
 CLASSES = ("unrelated", "linked")
 SPLITS = {"train": "train", "eval": "val", "test": "test"}  # in file names → ours
-MOST = 10_000  # bytes of a text that are encoded, as in the release's own reader
+MAX_TEXT_BYTES = 10_000  # of a text that are encoded, as in the release's own reader
 KEPT = 4000  # bytes of those that the published models read
 FOLDERS = ("", "tsv_data", "lra_release/tsv_data", "lra_release/lra_release/tsv_data")  # where the release may be unpacked
 COLUMNS = ("label", "id 1", "id 2", "text 1", "text 2")
@@ -101,7 +101,7 @@ def _read_documents(path: Path, report: Report) -> dict[str, bytes]:
         if name in texts:
             raise DataError(f"{where}: there is already a document {name!r}; give each id to one document only")
         try:
-            texts[name] = text[:MOST].encode()[:MOST]
+            texts[name] = text[:MAX_TEXT_BYTES].encode()[:MAX_TEXT_BYTES]
         except UnicodeEncodeError as error:
             raise DataError(f"{where}: text has a lone surrogate at character {error.start}; remove it") from error
     return texts
@@ -136,7 +136,7 @@ def _row(line: bytes, where: str, with_texts: bool) -> tuple[int, list[bytes], l
         raise DataError(f"{where} has {1 + len(rest)} columns; give {', '.join(wanted)}, separated by tabs")
     if not rest[0] or not rest[1]:
         raise DataError(f"{where}: {'id 1' if not rest[0] else 'id 2'} is empty; give the id of a paper")
-    return _label(label, where), rest[:2], [text[:MOST] for text in rest[2:]]
+    return _label(label, where), rest[:2], [text[:MAX_TEXT_BYTES] for text in rest[2:]]
 
 
 def _label(text: bytes, where: str) -> int:
