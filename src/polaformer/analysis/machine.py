@@ -74,7 +74,7 @@ def proc_bytes(path: str, name: str) -> int | None:
 
 @contextmanager
 def described(threads: int | None) -> Iterator[dict[str, Any]]:
-    """Let torch use that many threads inside, if given; yields a dictionary that describes the machine once the work is done.
+    """Lets torch use that many threads inside, if given; yields a dictionary that describes the machine once the work is done.
 
     Its "used_by_others" is the share of the processor that other programs used meanwhile.
     """

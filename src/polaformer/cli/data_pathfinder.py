@@ -30,7 +30,7 @@ class DataPathfinder(Generation):
     """Number of segments of the two long contours; 14 is the level of the published tables, 9 and 6 are easier."""
 
     def generate(self) -> int:
-        """Generate what is missing, and print statistics of each split."""
+        """Generates what is missing, and prints statistics of each split."""
         load("polaformer.data.sources.lra.pathfinder_generator")
         from polaformer.data.sources.lra.pathfinder_generator import CONTOUR_LENGTHS, generate
 

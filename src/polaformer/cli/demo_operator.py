@@ -74,7 +74,7 @@ class DemoOperator:
     """Print the result as JSON on stdout, and nothing else."""
 
     def run(self) -> int:
-        """Check the options, measure, draw and print."""
+        """Checks the options, measures, draws and prints."""
         self.check()
         require("train", "matplotlib", "sklearn")
         prepare_folder(self.out, "--out")

@@ -55,7 +55,7 @@ class TableLraSpeed:
     """Print the result as JSON on stdout, and nothing else."""
 
     def run(self) -> int:
-        """Time all rows of each task, and print the tables."""
+        """Times all rows of each task, and prints the tables."""
         self._check()
         load("polaformer.analysis.lra_speed", "polaformer.analysis.machine")
         from polaformer.analysis.lra_speed import BASELINE, compare

@@ -129,7 +129,7 @@ def training_transform(
 
 
 def _allow_zero_bits(transform: Any) -> None:
-    """Make timm's strongest posterize, which keeps zero bits, return a black image; since Pillow 13 it raises."""
+    """Makes timm's strongest posterize, which keeps zero bits, return a black image; since Pillow 13 it raises."""
     for step in transform.transforms:
         policies = getattr(step, "policy", None) or [getattr(step, "ops", [])]
         for operation in (operation for policy in policies for operation in policy):

@@ -135,7 +135,7 @@ def _folders(member: Member) -> tuple[str, ...]:
 
 
 def _without_common(folders: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Drop the outermost folders that all entries have in common, but keep at least one folder of each entry that has any."""
+    """Drops the outermost folders that all entries have in common, but keeps at least one folder of each entry that has any."""
     first, last = min(folders, default=()), max(folders, default=())  # a prefix common to these two is common to all
     common = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))))
     most = min((len(inside) for inside in folders), default=0) - 1

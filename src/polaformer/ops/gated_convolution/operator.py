@@ -51,7 +51,7 @@ def _compute(inputs: ConvolutionInputs) -> Tensor:
 
 
 def _check(inputs: ConvolutionInputs) -> None:
-    """Raise ValueError, before any work, for shapes that do not match: the kernel would read beyond the tensors."""
+    """Raises ValueError, before any work, for shapes that do not match: the kernel would read beyond the tensors."""
     attended, values, weight, bias, _, (height, width) = inputs
     if attended.ndim != 3 or values.ndim != 3 or attended.shape[0] != values.shape[0] or attended.shape[2] != values.shape[2]:
         raise ValueError(

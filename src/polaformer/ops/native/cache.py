@@ -43,7 +43,7 @@ def cache_directory() -> Path:
 
 
 def _check_private(directory: Path) -> None:
-    """Raise PermissionError if anyone but this user and root can write into the directory, or replace it or one of its parents.
+    """Raises PermissionError if anyone but this user and root can write into the directory, or replace it or a parent of it.
 
     In a parent that others can write to, such as /tmp, the sticky bit keeps them from renaming what is not theirs. A parent may
     be writable by a group without other members, as with a umask of 002.
@@ -129,7 +129,7 @@ def find_built(directory: Path, name: str) -> Path | None:
 
 
 def remove_abandoned_builds(directory: Path) -> None:
-    """Remove the directories of builds that were killed."""
+    """Removes the directories of builds that were killed."""
     for path in directory.glob(f"{BUILD_PREFIX}*"):
         with contextlib.suppress(OSError):  # another process may be quicker
             if time.time() - path.stat().st_mtime > ABANDONED_AFTER:

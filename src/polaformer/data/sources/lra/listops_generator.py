@@ -39,7 +39,7 @@ def generate(
     overwrite: bool = False,
     stage: Stage = ignore,
 ) -> dict[str, Any]:
-    """Write `sizes` rows per split, all different, to the release's files in `out`, and return the manifest.
+    """Writes `sizes` rows per split, all different, to the release's files in `out`, and returns the manifest.
 
     Resumes after a kill; the bytes depend on sizes and seed alone. Raises SettingsError if `out` has something else.
     """
@@ -76,7 +76,7 @@ class _TooLongError(Exception):
 
 
 def draw_tree(random: Callable[[], float], texts: list[str], depth: int = 1) -> int:
-    """Draw a tree: adds the text of each of its symbols to `texts` and returns its value.
+    """Draws a tree: adds the text of each of its symbols to `texts` and returns its value.
 
     The release writes an operator and its arguments as nested pairs, "( ( ( ( [MAX 2 ) 3 ) 9 ) ] )": with as many opening
     parentheses as arguments and one more, and a closing one after each argument and after the bracket.
@@ -103,7 +103,7 @@ _CLOSER = "] ) ) "
 def _write(
     target: Target, sizes: Mapping[str, int], make: Callable[[int], list[bytes]], num_workers: int, advance: Advance
 ) -> None:
-    """Write all rows; the files get their names when they are complete."""
+    """Writes all rows; the files get their names when they are complete."""
     with ExitStack() as stack:
         files = {split: stack.enter_context(_resume(target, split)) for split in ORDER}
         seen, written = _read_back(target.folder)
@@ -127,7 +127,7 @@ def _write(
 def _add(
     rows: list[bytes], files: Mapping[str, BufferedWriter], sizes: Mapping[str, int], seen: set[bytes], written: dict[str, int]
 ) -> None:
-    """Append rows that were not seen before to the first split that is not full."""
+    """Appends rows that were not seen before to the first split that is not full."""
     for row in rows:
         split = next((split for split in ORDER if written[split] < sizes[split]), None)
         digest = _digest(row)

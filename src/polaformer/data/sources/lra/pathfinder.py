@@ -162,7 +162,7 @@ def _metadata_files(level: Path) -> list[Path]:
 
 
 def _read_metadata(file: Path, index: Index) -> None:
-    """Add the images that a metadata file lists to the index."""
+    """Adds the images that a metadata file lists to the index."""
     try:
         content = read_regular(file, MAX_METADATA_BYTES)
     except OSError as error:

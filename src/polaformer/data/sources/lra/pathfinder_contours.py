@@ -53,7 +53,7 @@ class Segments(NamedTuple):
         return Segments(*(np.full((num_canvases, length), -1, dtype=np.intp) for _ in Segments._fields))
 
     def put(self, number: int, contours: Contours) -> None:
-        """Store the last segment of the contours as number `number` of all."""
+        """Stores the last segment of the contours as number `number` of all."""
         self.start[contours.canvas, number] = contours.start
         self.direction[contours.canvas, number] = contours.direction
 
@@ -124,7 +124,7 @@ def extend(occupied: np.ndarray, last: Contours, random: np.random.Generator) ->
 
 
 def enter(occupied: np.ndarray, contours: Contours) -> None:
-    """Enter the last segments into `occupied` (A, AREA)."""
+    """Enters the last segments into `occupied` (A, AREA)."""
     patch = (contours.canvas * AREA + contours.start)[:, None] + PATCH
     occupied.ravel()[patch] = np.maximum(occupied.ravel()[patch], contours.mask)
 

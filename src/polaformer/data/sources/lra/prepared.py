@@ -91,7 +91,7 @@ def write(
     statistics: Callable[[Sequences], dict[str, Any]] = Sequences.statistics,
     overwrite: bool = False,
 ) -> Manifest:
-    """Write the splits and return the manifest; a directory that `existing` returns is left alone. Raises also OSError.
+    """Writes the splits and returns the manifest; a directory that `existing` returns is left alone. Also raises OSError.
 
     about: how the data were made, for JSON; a directory made another way is not replaced unless `overwrite`.
     """
@@ -134,7 +134,7 @@ def _is_complete(out: Path, manifest: Manifest) -> bool:
 def _write_split(
     sequences: Sequences, out: Path, split: str, statistics: Callable[[Sequences], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Write the temporary file of a split and return its entry in the manifest."""
+    """Writes the temporary file of a split and returns its entry in the manifest."""
     temporary = _temporary(out, split)
     temporary.unlink(missing_ok=True)  # left by a kill; or a link or FIFO, which must not be opened
     try:
