@@ -93,7 +93,7 @@ def probe(
 
 
 def measure_here(name: str, shape: Shape, device: str, threads: int | None, limit: int | None) -> MemoryMeasurement:
-    """Check that the contender is correct at a small shape, which also loads what it needs, then measure it.
+    """Checks that the contender is correct at a small shape, which also loads what it needs, then measures it.
 
     limit: the bytes that the process may request, so that the machine does not run out of memory.
     """

@@ -158,7 +158,7 @@ def _relative(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
 
 
 def _make_attention_matter(model: nn.Module) -> None:
-    """Use projections that preserve the norm, and small random numbers for parameters that start from zero."""
+    """Uses projections that preserve the norm, and small random numbers for parameters that start from zero."""
     for layer in (module for module in model.modules() if isinstance(module, PolaAttention)):
         for projection in (layer.qkv, layer.proj, layer.gate):
             if isinstance(projection, nn.Linear | LinearGate):

@@ -63,7 +63,7 @@ class BenchAttention(Timed, Lengths):
     """Plot time and memory against the number of tokens into this PNG file."""
 
     def measure(self) -> Report:
-        """Check the options and measure."""
+        """Checks the options and measures."""
         if not self.lengths:
             raise UsageError("--lengths is empty; give at least two, for instance --lengths 1024 4096")
         lengths = [shape[2] for shape in self.checked_shapes()]

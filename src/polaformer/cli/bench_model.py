@@ -51,7 +51,7 @@ class BenchModel(Timed):
     """Plot images per second against size into this PNG file; needs two or more --sizes."""
 
     def measure(self) -> Report:
-        """Check the options and measure."""
+        """Checks the options and measures."""
         self.check()
         self.load("polaformer.bench.model")
         from polaformer.analysis.bench_figures import save_images_per_second
@@ -75,7 +75,7 @@ class BenchModel(Timed):
         return Report(record, shown, draw, {name: rows for name, (rows, _) in results.items()})
 
     def check(self) -> None:
-        """Raise UsageError for options that make no sense."""
+        """Raises UsageError for options that make no sense."""
         needs = "draws images per second against size; give two or more --sizes, for instance --sizes 224 448 896"
         wrong = [size for size in self.sizes if not MIN_SIZE <= size <= MAX_SIZE or size % 32]
         if wrong or not self.sizes:

@@ -128,7 +128,7 @@ class Bench:
         return (NOISY if noisy else 0) if all(row.correct for _, row in rows) else INCORRECT
 
     def measure(self) -> Report:
-        """Check the options and measure; raises UsageError before any work starts."""
+        """Checks the options and measures; raises UsageError before any work starts."""
         raise NotImplementedError
 
     def saved_lines(self) -> list[str]:
@@ -136,7 +136,7 @@ class Bench:
         return [] if self.figure is None else [f"saved {self.figure.as_posix()}"]
 
     def check_common(self, figure_needs: str = "") -> None:
-        """Raise UsageError for shared options that make no sense; figure_needs: what is missing for a figure."""
+        """Raises UsageError for shared options that make no sense; figure_needs: what is missing for a figure."""
         cores = os.cpu_count() or 1
         if not (self.seconds > 0 and isfinite(self.seconds)):
             raise UsageError(f"--seconds is {self.seconds}; give a positive number")
@@ -152,7 +152,7 @@ class Bench:
         prepare_folder(self.figure.parent, "--figure")
 
     def load(self, module: str) -> None:
-        """Load a module, and PyTorch with it; raises UsageError for CUDA if there is no such device."""
+        """Loads a module, and PyTorch with it; raises UsageError for CUDA if there is no such device."""
         with steps({"loading PyTorch": 3.0}) as begin:
             begin("loading PyTorch")
             load(module)
@@ -197,7 +197,7 @@ class Timed(Bench):
     """Maximum number of timing rounds."""
 
     def check_common(self, figure_needs: str = "") -> None:
-        """Also raise UsageError for a bad number of rounds."""
+        """Also raises UsageError for a bad number of rounds."""
         if self.rounds < 1:
             raise UsageError(f"--rounds is {self.rounds}; give at least 1")
         super().check_common(figure_needs)
