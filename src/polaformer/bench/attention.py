@@ -99,7 +99,7 @@ def core_pass(core: nn.Module, inputs: CallInputs, *, backward: bool) -> Pass:
 
 
 def benchmark(lengths: Sequence[int], names: Sequence[str], settings: BenchSettings) -> dict[str, MechanismCurve]:
-    """A row for each mechanism, fastest first: check all of them, then measure them in turns at each length, ascending.
+    """A row for each mechanism, fastest first: check all of them, then measure them interleaved at each length, ascending.
 
     A mechanism that would take longer than settings.seconds for one call, or more memory than is free, judging by its growth
     since the previous length, is skipped with the reason; all are at a length whose timings are too noisy. Speedups need

@@ -62,7 +62,7 @@ def benchmark(
 ) -> tuple[dict[str, ModelMeasurement], list[str]]:
     """Rows of ours and its rivals, in float32, and notes: inference, or a training step (forward and backward).
 
-    Checks that ours agrees with the same parameters computed as published, forecasts, and times all in turns. options are
+    Checks that ours agrees with the same parameters computed as published, forecasts, and times all interleaved. options are
     further arguments of `create_model` for our models.
     """
     models, notes = build(name, size, device=settings.device, **options), list[str]()
@@ -152,7 +152,7 @@ def _relative(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
 
 
 def _make_attention_matter(model: nn.Module) -> None:
-    """Use projections that preserve the norm, and small random numbers for parameters that start from zero."""
+    """Uses projections that preserve the norm, and small random numbers for parameters that start from zero."""
     for layer in (module for module in model.modules() if isinstance(module, PolaAttention)):
         for projection in (layer.qkv, layer.proj, layer.gate):
             if isinstance(projection, nn.Linear | LinearGate):

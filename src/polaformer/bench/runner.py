@@ -1,4 +1,4 @@
-"""What all benchmarks share: settings, measurements, the forecast whether a call is worth trying, and timing in turns.
+"""What all benchmarks share: settings, measurements, the forecast whether a call is worth trying, and interleaved timing.
 
 Each benchmark is a function `benchmark` in a file of its own, with the same steps: check that the candidates are correct,
 forecast which are worth trying, time or measure those, and record the numbers or why there are none.
@@ -15,10 +15,10 @@ import torch
 
 from polaformer.analysis.agreement import Shape
 from polaformer.analysis.machine import available_bytes
-from polaformer.analysis.timing import LEAST_ROUNDS, Ratio, Timing, measure, slope, slowdown
+from polaformer.analysis.timing import MIN_ROUNDS, Ratio, Timing, measure, slope, slowdown
 from polaformer.bench.correctness import TOLERANCE
 
-MAX_NOISY = 0.25  # share of the rows whose interval may be wider than analysis.timing.WIDEST
+MAX_NOISY = 0.25  # share of the rows whose interval may be wider than analysis.timing.MAX_SPREAD
 TOO_NOISY = "too noisy"
 
 
@@ -53,7 +53,7 @@ class Measurement:
     saved_bytes: int | None = None  # for the backward pass
     saved_ratio: float | None = None  # … relative to the baseline
     tolerance: ClassVar[float] = TOLERANCE
-    keys: ClassVar[Sequence[str]] = ()  # of the record; "speedup" brings its interval, "timing" what it consists of
+    keys: ClassVar[Sequence[str]] = ()  # of the record; "speedup" includes its interval, "timing" what it consists of
 
     @property
     def correct(self) -> bool:
@@ -119,7 +119,7 @@ def time_in_turns(
     baseline: str,
     settings: BenchSettings,
 ) -> dict[int, dict[str, AnyMeasurement]]:
-    """The rows with the times of `calls`, all in turns, and the speedups over the baseline; both by size, then by name.
+    """The rows with the times of `calls`, interleaved, and the speedups over the baseline; both by size, then by name.
 
     All rows of a size get the reason instead if its timings are too noisy.
     """
@@ -143,12 +143,12 @@ def time_in_turns(
 
 
 def ranks(timings: Mapping[str, Timing]) -> dict[str, tuple[int, int]]:
-    """The best and the worst place that each may have; 1 is the fastest. Left out: those with fewer than LEAST_ROUNDS rounds.
+    """The best and the worst place that each may have; 1 is the fastest. Left out: those with fewer than MIN_ROUNDS rounds.
 
     One is ahead of another if the whole interval of the ratio of their times is above 1, at 95 % for each pair, not for all
     pairs together.
     """
-    entered = {name: one for name, one in timings.items() if len(one.samples) >= LEAST_ROUNDS}
+    entered = {name: one for name, one in timings.items() if len(one.samples) >= MIN_ROUNDS}
     ratios = {(fast, slow): slowdown(entered[slow], entered[fast]) for fast in entered for slow in entered}
     ahead = [pair for pair, ratio in ratios.items() if ratio is not None and ratio.low > 1]
     return {

@@ -36,7 +36,7 @@ TIME = "of the same rounds as the ratios; in brackets how many. slope: a of time
 class BenchAttention(Timed, Lengths):
     """Compare all attention mechanisms: time and memory against the number of tokens.
 
-    All mechanisms are timed in alternation at each length, in one run, in float32. Only one whose output and gradients agree
+    All mechanisms are timed in interleaved rounds at each length, in float32. Only one whose output and gradients agree
     with those from its explicit attention maps in float64 gets numbers; if any does not, the exit code is 1. One that would
     take too long or need too much memory, judging by its growth so far, is skipped, with the reason. If the rounds at a length
     vary too much, it gets no numbers, and the exit code is 75.
@@ -61,7 +61,7 @@ class BenchAttention(Timed, Lengths):
     """Plot time and memory against the number of tokens into this PNG file."""
 
     def measure(self) -> Report:
-        """Check the options and measure."""
+        """Checks the options and measures."""
         if not self.lengths:
             raise UsageError("--lengths is empty; give at least two, for instance --lengths 1024 4096")
         lengths = [shape[2] for shape in self.checked_shapes()]

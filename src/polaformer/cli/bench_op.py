@@ -33,7 +33,7 @@ SAVED: Columns = {"saved (MiB)": lambda row: mebibytes(row.saved_bytes), "of pub
 class BenchOp(Timed, OfOperator):
     """Time the operator on each backend against the published form, linear attention and softmax.
 
-    All implementations are timed in alternation in one run, in float32. Only one whose output and gradients agree with a slow
+    All implementations are timed in interleaved rounds, in float32. Only one whose output and gradients agree with a slow
     float64 form gets numbers; if any does not, the exit code is 1. One that would take too long or need too much memory is
     skipped, with the reason. If the rounds at a shape or length vary too much, it gets no numbers, and the exit code is 75.
     --lengths leaves out the compiled and the unshifted form.
@@ -44,7 +44,7 @@ class BenchOp(Timed, OfOperator):
     """
 
     lengths: Annotated[tuple[int, ...], NONE] = ()
-    """Two or more numbers of tokens to time at instead of --shapes, in alternation; shows how time grows per doubling."""
+    """Two or more numbers of tokens to time at instead of --shapes, interleaved; shows how time grows per doubling."""
     mode: Literal["forward", "both"] = "forward"
     """The forward pass alone, or forward and backward together."""
     figure: Path | None = None

@@ -98,7 +98,7 @@ class Bench:
     def run(self) -> int:
         """Measure, draw and print; 0, or 1 if something is incorrect, or 75 if a table is too noisy, with why on stderr."""
         report = self.measure()
-        from polaformer.analysis.timing import WIDEST
+        from polaformer.analysis.timing import MAX_SPREAD
         from polaformer.bench.runner import TOO_NOISY
 
         if self.figure is not None:
@@ -113,17 +113,17 @@ class Bench:
         if noisy:
             print_line(
                 f"polaformer bench: {'; '.join(noisy)}. × is high over low of the interval of a median over rounds, "
-                f"and should be at most {WIDEST}; end other programs, or give more --rounds and --seconds",
+                f"and should be at most {MAX_SPREAD}; close other programs, or give more --rounds and --seconds",
                 stderr=True,
             )
         return (NOISY if noisy else 0) if all(row.correct for _, row in rows) else INCORRECT
 
     def measure(self) -> Report:
-        """Check the options and measure; raises UsageError before any work starts."""
+        """Checks the options and measures; raises UsageError before any work starts."""
         raise NotImplementedError
 
     def check_common(self, figure_needs: str = "") -> None:
-        """Raise UsageError for shared options that make no sense; figure_needs: what is missing for a figure."""
+        """Raises UsageError for shared options that make no sense; figure_needs: what is missing for a figure."""
         cores = os.cpu_count() or 1
         if not (self.seconds > 0 and isfinite(self.seconds)):
             raise UsageError(f"--seconds is {self.seconds}; give a positive number")
@@ -139,7 +139,7 @@ class Bench:
         prepare_folder(self.figure.parent, "--figure")
 
     def load(self, module: str) -> None:
-        """Load a module, and PyTorch with it; raises UsageError for CUDA if there is no such device."""
+        """Loads a module, and PyTorch with it; raises UsageError for CUDA if there is no such device."""
         with steps({"loading PyTorch": 3.0}) as begin:
             begin("loading PyTorch")
             load(module)
@@ -180,8 +180,8 @@ class OfOperator(Bench, Lengths):
                 raise UsageError(f"--without has {part!r}, which is not part of any name; {among}")
             if part in BASELINE:
                 raise UsageError(f"--without has {part!r}, but {BASELINE} is what the others are compared with; leave it in")
-        with steps({"asking the backends": 3.0}) as begin:
-            begin("asking the backends")  # one may be built now
+        with steps({"checking backends": 3.0}) as begin:
+            begin("checking backends")  # one may be built now
             there, notes = working(self.device, backward=backward)
         chosen = {name: one for name, one in (there | more).items() if not any(part in name for part in self.without)}
         return shapes, chosen, notes
@@ -196,7 +196,7 @@ class Timed(Bench):
     """Maximum number of timing rounds."""
 
     def check_common(self, figure_needs: str = "") -> None:
-        """Also raise UsageError for a bad number of rounds."""
+        """Also raises UsageError for a bad number of rounds."""
         if self.rounds < 1:
             raise UsageError(f"--rounds is {self.rounds}; give at least 1")
         super().check_common(figure_needs)

@@ -41,7 +41,7 @@ class Conversion:
 
 
 def convert(dataset: str, source: Path, out: Path, *, overwrite: bool = False, as_json: bool = False) -> int:
-    """Convert a dataset to the prepared form, print statistics of each split, and return the exit code."""
+    """Converts a dataset to the prepared form, prints statistics of each split, and returns the exit code."""
     _check(source, out)
     load("polaformer.data.sources.lra.opening", f"polaformer.data.sources.lra.{dataset}")
     from polaformer.data.sources.lra.opening import find_dataset, open_sequences
@@ -66,7 +66,7 @@ def convert(dataset: str, source: Path, out: Path, *, overwrite: bool = False, a
 
 
 def describe_source(source: Path) -> dict[str, Any]:
-    """What tells a source from another, or from itself after a change: path, number of files, bytes, newest file."""
+    """Identifies a source and its version: path, number of files, bytes, newest file."""
     files = [source] if not source.is_dir() else [Path(folder, name) for folder, _, names in os.walk(source) for name in names]
     statuses = []
     for file in files:
@@ -96,7 +96,7 @@ def reading(source: Path) -> Iterator[Callable[[int, int], None]]:
 
 
 def report(out: Path, manifest: Mapping[str, Any], *, as_json: bool, **more: Any) -> None:
-    """Print what a prepared directory holds: a table with one column per split, or JSON."""
+    """Prints what a prepared directory holds: a table with one column per split, or JSON."""
     splits = manifest["splits"]
     if as_json:
         given = {name: str(value) for name, value in more.items()}

@@ -30,7 +30,7 @@ class DataListops(Generation):
     """Number of expressions in test."""
 
     def generate(self) -> int:
-        """Generate what is missing, and print statistics of each split."""
+        """Generates what is missing, and prints statistics of each split."""
         sizes = {"train": self.train, "val": self.val, "test": self.test}
         self.prepare(sizes, least=1)
         load("polaformer.data.sources.lra.listops_generator")

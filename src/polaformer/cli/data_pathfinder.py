@@ -6,7 +6,7 @@ from polaformer.cli.data_generation import Generation, stages
 from polaformer.cli.errors import UsageError
 from polaformer.cli.output import load
 
-LEAST_IMAGES = 10  # one for each of val and test
+MIN_IMAGES = 10  # one for each of val and test
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class DataPathfinder(Generation):
     """Number of segments of the two long contours; 14 is the level of the published tables, 9 and 6 are easier."""
 
     def generate(self) -> int:
-        """Generate what is missing, and print statistics of each split."""
+        """Generates what is missing, and prints statistics of each split."""
         load("polaformer.data.sources.lra.pathfinder_generator")
         from polaformer.data.sources.lra.pathfinder_generator import CONTOUR_LENGTHS, generate
 
         if self.contour_length not in CONTOUR_LENGTHS:
             first, last = CONTOUR_LENGTHS[0], CONTOUR_LENGTHS[-1]
             raise UsageError(f"--contour-length is {self.contour_length}; give an integer from {first} to {last}")
-        self.prepare({"images": self.images}, least=LEAST_IMAGES)
+        self.prepare({"images": self.images}, least=MIN_IMAGES)
         with stages("images") as stage:
             manifest = generate(
                 self.out,

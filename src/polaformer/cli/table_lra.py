@@ -60,7 +60,7 @@ class TableLra:
     """Print the result as JSON on stdout, and nothing else."""
 
     def run(self) -> int:
-        """Train what is missing if asked to, and print the table."""
+        """Trains what is missing if asked to, and prints the table."""
         self._check()
         failures = self._train() if self.train else {}
         load("polaformer.analysis.lra_table")
@@ -105,7 +105,7 @@ class TableLra:
         return {name: folder for name, _, folder in (pair.partition("=") for pair in self.data)}
 
     def _train(self) -> dict[str, str]:
-        """Train the cells that have no finished run; returns the reasons of failures by name."""
+        """Trains the cells that have no finished run; returns the reasons of failures by name."""
         out = Path(self.runs[0])
         cells = [Cell(f"{task}-{row}", self._recipe(task, row), self.seeds) for task in self.tasks for row in self.rows]
         raise_all([f"{cell.name}: {problem}" for cell in cells for problem in cell.recipe.problems()])

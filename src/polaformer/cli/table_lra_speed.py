@@ -30,7 +30,7 @@ NOTES = (
 class TableLraSpeed:
     """Time training steps on the Long Range Arena: tokens per millisecond and memory, relative to softmax.
 
-    The mechanisms of a task take turns in one run, with the same batch and micro-batch for all, in float32.
+    The mechanisms of a task are timed in interleaved rounds, with the same batch and micro-batch for all, in float32.
 
     Example: polaformer table lra-speed --tasks text listops --rows pola-a3 nystrom linformer --threads 1
     """
@@ -55,7 +55,7 @@ class TableLraSpeed:
     """Print the result as JSON on stdout, and nothing else."""
 
     def run(self) -> int:
-        """Time all rows of each task, and print the tables."""
+        """Times all rows of each task, and prints the tables."""
         self._check()
         load("polaformer.analysis.lra_speed", "polaformer.analysis.machine")
         from polaformer.analysis.lra_speed import BASELINE, compare

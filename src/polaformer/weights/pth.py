@@ -43,7 +43,7 @@ class _Global(str):
 
 
 def check_pickle(content: bytes) -> None:
-    """Trace a pickle without running it; raises UnpicklingError if it does anything that no weights file needs."""
+    """Traces a pickle without running it; raises UnpicklingError if it does anything that no weights file needs."""
     stack: list[Any] = []
     outer: list[list[Any]] = []  # the stacks below each open mark
     memo: dict[Any, Any] = {}

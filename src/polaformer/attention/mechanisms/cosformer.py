@@ -36,7 +36,7 @@ class CosformerCore(FeatureCore):
         self.max_length = max_length
 
     def check_call(self, q: Tensor, k: Tensor, bias: Tensor | None, cross: bool) -> None:
-        """Raise ValueError for arguments that the mechanism does not support."""
+        """Raises ValueError for arguments that the mechanism does not support."""
         super().check_call(q, k, bias, cross)
         if self.max_length is not None:
             check_length(self.name, self.max_length, max(q.shape[2], k.shape[2]))

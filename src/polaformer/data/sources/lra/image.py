@@ -58,7 +58,7 @@ def load(path: Path, advance: Callable[[int, int], object] = lambda done, total:
 
 
 def statistics(split: Sequences) -> dict[str, Any]:
-    """Those of any sequences, the mean grey level, and the share of black pixels, which published models take for padding."""
+    """The common statistics, plus the mean grey level and the share of black pixels, which published models mask as padding."""
     grey = split.symbols.reshape(-1, PIXELS)[split.documents[:, 0]]
     return split.statistics() | {"mean_grey": round(float(grey.mean()), 2), "black": round(float(np.mean(grey == 0)), 5)}
 
@@ -66,7 +66,7 @@ def statistics(split: Sequences) -> dict[str, Any]:
 def to_grey(red: np.ndarray, green: np.ndarray, blue: np.ndarray) -> np.ndarray:
     """The grey levels of uint8 channels, as TensorFlow converts them, in exact integer arithmetic.
 
-    Departs: TensorFlow computes in float32, which gives one colour in 70,000 the level beside.
+    Departs: TensorFlow computes in float32, which is off by one grey level for one colour in 70,000.
     """
     tables = [np.arange(256, dtype=np.int32) * weight for weight in WEIGHTS]
     grey = np.empty(red.shape, dtype=np.uint8)

@@ -61,7 +61,7 @@ class Meter:
         self.total, self.done, self.advance = total, 0, advance
 
     def __call__(self, count: int) -> None:
-        """Add the bytes that were just read."""
+        """Adds the bytes that were just read."""
         self.done += count
         self.advance(self.done, self.total)
 

@@ -36,7 +36,7 @@ def generate(
     overwrite: bool = False,
     stage: Stage = ignore,
 ) -> dict[str, Any]:
-    """Write images to the release's files in `out`, and return the manifest.
+    """Writes images to the release's files in `out`, and returns the manifest.
 
     Resumes after a kill; the bytes depend on the numbers and the seed alone. Raises SettingsError if `out` has something else.
     """
@@ -58,7 +58,7 @@ def generate(
 
 
 def write_batch(level: Path, sizes: list[int], contour_length: int, seed: int, number: int) -> int:
-    """Draw and write batch `number`, its metadata last, and return the number of images."""
+    """Draws and writes batch `number`, its metadata last, and returns the number of images."""
     random = np.random.Generator(np.random.PCG64(derive("pathfinder", VERSION, contour_length, seed, number)))
     images, labels = draw_images(sizes[number], contour_length, random)
     folder, file = level / pathfinder.IMAGES / str(number), pathfinder.metadata_file(level, number)
@@ -104,7 +104,7 @@ def distractor_length(contour_length: int) -> int:
 
 
 def _draw(canvas: np.ndarray, contour: Segments, contrast: float) -> None:
-    """Draw a contour on each of the canvases, (N, AREA)."""
+    """Draws a contour on each of the canvases, (N, AREA)."""
     for start, direction in zip(contour.start.T, contour.direction.T, strict=True):
         there = np.flatnonzero(start >= 0)
         patch = (there * AREA + start[there])[:, None] + PATCH

@@ -73,7 +73,7 @@ def load(path: Path, advance: Callable[[int, int], object] = lambda done, total:
 
 
 def statistics(split: Sequences) -> dict[str, Any]:
-    """Those of any sequences, and the share of reviews that the published models read to their end."""
+    """The common statistics, plus the share of reviews that the published models read to the end."""
     return split.statistics() | {"read_whole": round(float(np.mean(split.lengths() <= KEPT)), 4)}
 
 
@@ -152,7 +152,7 @@ def _row_files(path: Path) -> list[Path]:
     stored = sorted(file for pattern in PARQUET for file in path.glob(pattern))
     lines = sorted(file for file in path.iterdir() if file.name.endswith(JSON_LINES))
     if stored and lines:
-        raise DataError(f"{path} holds {stored[0].name} and {lines[0].name}; it is not clear which to read: name one of them")
+        raise DataError(f"{path} holds {stored[0].name} and {lines[0].name}, which is ambiguous; give one of them")
     return stored or lines
 
 
@@ -194,7 +194,7 @@ def _checked(row: ReviewRow, named: str, where: str) -> tuple[str, int, bytes]:
     try:
         return split, LABELS[row.label], row.text if isinstance(row.text, bytes) else row.text.encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"{where}: text has half of a surrogate pair at character {error.start}; remove it") from error
+        raise DataError(f"{where}: text has a lone surrogate at character {error.start}; remove it") from error
 
 
 def _shown(value: Any) -> str:
