@@ -88,7 +88,7 @@ class TrainingStep:
         self.optimizer.zero_grad()
 
     def peak_bytes(self) -> int:
-        """The peak of PyTorch's allocator for one micro-batch, beyond what is there before it."""
+        """The peak of PyTorch's allocator for one micro-batch, beyond what was allocated before."""
 
         def one() -> None:
             self.objective.loss(self.model, self.parts[0]).backward()

@@ -29,7 +29,7 @@ class Conversion:
     source: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="SOURCE")]]
     """The file or folder to read."""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
-    """Directory to write; one that was finished with the same source is left alone."""
+    """Output directory; left as it is if it is complete and from the same source."""
     overwrite: bool = False
     """Replace a prepared directory that exists."""
     json: bool = False
@@ -49,7 +49,7 @@ def convert(dataset: str, source: Path, out: Path, *, overwrite: bool = False, a
 
     module = find_dataset(dataset)
     if holds(source):
-        raise UsageError(f"{source} is prepared already; give it to --data as it is")
+        raise UsageError(f"{source} is already prepared; give it to --data directly")
     if not module.holds(source):
         open_sequences(source, dataset)  # raises, and says what is wrong
     about = describe_source(source)
@@ -60,7 +60,7 @@ def convert(dataset: str, source: Path, out: Path, *, overwrite: bool = False, a
             with writing(out):
                 manifest = write(splits, out, dataset, about, statistics=module.statistics, overwrite=overwrite)
     elif not as_json:
-        print_line(f"{printable(out)} was finished before; --overwrite writes it again", stderr=True)
+        print_line(f"{printable(out)} is already complete; --overwrite writes it again", stderr=True)
     report(out, manifest, as_json=as_json, source=source)
     return 0
 

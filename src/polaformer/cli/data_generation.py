@@ -23,9 +23,9 @@ class Generation:
     dataset: ClassVar[str]
 
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
-    """Directory to write to; after an interruption, the same command resumes there."""
+    """Output directory; after an interruption, the same command resumes there."""
     source: tyro.conf.Positional[Annotated[Path | None, tyro.conf.arg(metavar="[SOURCE]", help_behavior_hint="")]] = None
-    """Convert data in the form of the release to the prepared form instead of generating some."""
+    """Released data to convert to the prepared form, instead of generating new data."""
     seed: int = 0
     """Random seed of the data; the same seed gives the same files, whatever the number of workers."""
     workers: int = 2

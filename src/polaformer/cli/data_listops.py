@@ -23,11 +23,11 @@ class DataListops(Generation):
     dataset = "listops"
 
     train: int = 96_000
-    """Number of expressions in train."""
+    """Number of training expressions."""
     val: int = 2_000
-    """Number of expressions in val."""
+    """Number of validation expressions."""
     test: int = 2_000
-    """Number of expressions in test."""
+    """Number of test expressions."""
 
     def generate(self) -> int:
         """Generates what is missing, and prints statistics of each split."""

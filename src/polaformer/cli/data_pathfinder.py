@@ -25,7 +25,7 @@ class DataPathfinder(Generation):
     dataset = "pathfinder"
 
     images: int = 200_000
-    """Number of images; 80 % of them are for train, 10 % for val and 10 % for test."""
+    """Number of images: 80 % for training, 10 % for validation and 10 % for testing."""
     contour_length: int = 14
     """Number of segments of the two long contours; 14 is the level of the published tables, 9 and 6 are easier."""
 

@@ -37,13 +37,13 @@ class TableLra:
     """
 
     runs: tuple[str, ...] = ("runs/lra",)
-    """Directories that hold runs; --run trains in the first."""
+    """Directories that hold runs; --run stores new ones in the first."""
     tasks: tuple[DatasetName, ...] = TASKS
     """Tasks to show."""
     rows: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="(default: all)")] = ()
     """Rows to show, such as pola-a3 or softmax."""
     train: Annotated[bool, tyro.conf.arg(name="run")] = False
-    """Train what is missing first; needs --rows."""
+    """Train the missing cells first; needs --rows."""
     data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TASK=DIR", help_behavior_hint="(default: none)")] = ()
     """With --run: the data of each task, as in text=aclImdb."""
     seeds: tuple[int, ...] = (0,)

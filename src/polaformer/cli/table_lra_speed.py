@@ -42,7 +42,7 @@ class TableLraSpeed:
     batch: int = 4
     """Sequences per step; the paper has 16 to 256."""
     micro_batch: int | None = None
-    """Sequences at once; by default all of a step."""
+    """Sequences per micro-batch; by default the whole batch."""
     rounds: int = 9
     """Maximum number of timing rounds."""
     seconds: float = 60.0

@@ -150,8 +150,8 @@ def test_a_malformed_pair_is_one_error_that_names_file_and_line(row: str, told: 
     ("row", "told"),
     [
         ({"id": "X"}, 'line 2: "id" or "text" is missing or not a string; each object needs both'),
-        ({"id": 5, "text": "x"}, 'line 2: "id" or "text" is missing or no string'),
-        ({"id": "P00", "text": "x"}, "line 2: there is already a document 'P00'; give each id to one document only"),
+        ({"id": 5, "text": "x"}, 'line 2: "id" or "text" is missing or not a string'),
+        ({"id": "P00", "text": "x"}, "line 2: duplicate id 'P00'; give each document an id of its own"),
         ("{'id': 1}", "line 2 is not JSON: "),
         ('{"id": "X", "text": "\\udc00"}', "line 2: text has a lone surrogate at character 0"),
     ],

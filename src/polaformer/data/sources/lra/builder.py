@@ -12,7 +12,7 @@ from polaformer.data.sources.lra.sequences import Sequences
 
 
 class Places(Sequence[str]):
-    """Where each sample was read: the file, and the number of the line (or row) in it. Strings are built when asked for."""
+    """Where each sample was read: the file, and the number of the line (or row) in it. Strings are built on demand."""
 
     def __init__(self, noun: str = "line") -> None:
         self.noun = noun

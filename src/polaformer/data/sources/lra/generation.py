@@ -43,7 +43,7 @@ class Target:
         self.progress: dict[str, Any] = {}  # what was saved last
 
     def save(self, progress: dict[str, Any]) -> None:
-        """Saves how far the generator is."""
+        """Saves the generator's progress."""
         self.progress = progress
         write_atomically(self.folder / STATE, _encode({"about": self.about, "progress": progress}))
 

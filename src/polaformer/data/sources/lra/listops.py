@@ -88,7 +88,7 @@ def parse(text: str, where: str = "the expression") -> np.ndarray:
         raise DataError(f"{where} is empty; write for instance [MAX 2 9 ]")
     if depth or parentheses:
         missing = f"{depth} × ]" if depth else f"{parentheses} × )"
-        raise DataError(f"{where} ends too early, with {missing} missing; close what is open")
+        raise DataError(f"{where} ends too early, with {missing} missing; close all brackets")
     return np.array(symbols, dtype=np.uint8)
 
 

@@ -123,7 +123,7 @@ def _sequences(index: Index, pixels: np.ndarray, labels: np.ndarray, which: np.n
 def _read(file: Path) -> np.ndarray:
     image = decode(read_file(file), str(file), channels=1)
     if image.size != (SIZE, SIZE):
-        raise DataError(f"{file} has {image.width}×{image.height} pixels; images of {SIZE}×{SIZE} are read: fetch it again")
+        raise DataError(f"{file} has {image.width}×{image.height} pixels instead of {SIZE}×{SIZE}; fetch it again")
     return np.asarray(image).reshape(-1)
 
 

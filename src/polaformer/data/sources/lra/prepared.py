@@ -216,7 +216,7 @@ def _check_bytes(path: Path, about: Mapping[str, Any]) -> None:
 
 
 def _check_tensors(tensors: Mapping[str, np.ndarray], num_classes: int, samples: int) -> None:
-    """Raises ValueError unless every number refers to something that is there."""
+    """Raises ValueError unless every number refers to something that exists."""
     for name, (dtype, ndim) in TENSORS.items():
         if tensors[name].dtype != dtype or tensors[name].ndim != ndim:
             raise ValueError(f"{name} is {tensors[name].dtype} with {tensors[name].ndim} dimensions")

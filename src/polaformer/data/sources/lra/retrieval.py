@@ -99,7 +99,7 @@ def _read_documents(path: Path, report: ReportBytes) -> dict[str, bytes]:
         if not isinstance(name, str) or not name or not isinstance(text, str):
             raise DataError(f'{where}: "id" or "text" is missing or not a string; each object needs both')
         if name in texts:
-            raise DataError(f"{where}: there is already a document {name!r}; give each id to one document only")
+            raise DataError(f"{where}: duplicate id {name!r}; give each document an id of its own")
         try:
             texts[name] = text[:MAX_TEXT_BYTES].encode()[:MAX_TEXT_BYTES]
         except UnicodeEncodeError as error:
