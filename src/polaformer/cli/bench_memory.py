@@ -47,7 +47,7 @@ class BenchMemory(OfOperator):
     """Plot memory against the number of tokens into this PNG file; needs --lengths."""
 
     def measure(self) -> Report:
-        """Check the options and measure."""
+        """Checks the options and measures."""
         shapes, contenders, notes = self.prepared("memory", for_memory=True)
         from polaformer.analysis.bench_figures import save_memory
         from polaformer.analysis.machine import fingerprint

@@ -51,7 +51,7 @@ class BenchOp(Timed, OfOperator):
     """Plot time against the number of tokens into this PNG file; needs --lengths."""
 
     def measure(self) -> Report:
-        """Check the options and time at all shapes, or at all lengths together."""
+        """Checks the options and times at all shapes, or at all lengths together."""
         shapes, contenders, notes = self.prepared("time", backward=self.mode == "both")
         from polaformer.analysis.bench_figures import save_times
         from polaformer.bench.op import benchmark, curves

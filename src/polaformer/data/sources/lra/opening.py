@@ -11,7 +11,7 @@ from polaformer.data.sources.lra.generation import STATE
 from polaformer.data.sources.lra.sequences import Sequences
 from polaformer.errors import DataError
 
-# Modules of this package, in the order in which they are asked whether they know a path.
+# Modules of this package, in the order in which `recognise` tries them.
 DATASETS = (
     "listops",
     "pathfinder",
