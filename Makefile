@@ -1,4 +1,4 @@
-# Every target makes the virtual environment itself when it is missing or older than what it is made from.
+# Every target creates the virtual environment if it is missing or out of date.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -22,10 +22,10 @@ test-numerics: $(STAMP)  ## the long numerical sweeps (about a minute on two cor
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m numerics
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --hypothesis-profile full -k test_law
 
-test-faults: $(STAMP)  ## trainings killed at every step, every system call of a save and random instants (ten minutes)
+test-faults: $(STAMP)  ## training runs killed at every step, every system call of a save and random instants (ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m faults
 
-test-oracles: $(STAMP)  ## make the rivals' stored tensors again from other people's libraries, which are installed for it, and compare
+test-oracles: $(STAMP)  ## regenerate the rivals' reference tensors with third-party libraries (installed on demand) and compare
 	$(BIN)/python -m pip install --constraint constraints.txt --group oracles
 	ORACLES=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/attention/test_libraries.py
 

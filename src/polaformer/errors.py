@@ -44,7 +44,7 @@ class SettingsError(ValueError):
 
 
 def raise_all(problems: Sequence[str], checks: Iterable[Callable[[], object]] = ()) -> None:
-    """Raises one SettingsError that lists `problems` and those that the checks raise; return if there are none."""
+    """Raises one SettingsError that lists `problems` and those that the checks raise; returns if there are none."""
     found = list(problems)
     for check in checks:
         try:

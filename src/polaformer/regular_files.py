@@ -19,7 +19,7 @@ from polaformer.errors import CannotWriteError, SettingsError
 LOCK = ".lock"  # of a folder
 MAX_BYTES = 2**30  # of one image, array file, configuration or journal
 # Limit of what a compressed or sparse file takes in memory: this many bytes, or this many times its size on disk.
-MAX_UNPACKED, HIGHEST_RATIO = 2**28, 20
+MAX_UNPACKED, MAX_RATIO = 2**28, 20
 
 
 class NotRegularError(OSError):
@@ -71,7 +71,7 @@ def open_to_write(path: Path) -> int:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write to a temporary file beside the target, sync and rename: a kill leaves either the old file or the new one."""
+    """Writes to a temporary file beside the target, syncs and renames it: a kill leaves either the old file or the new one."""
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.unlink(missing_ok=True)  # left by a kill; or a link or FIFO, which must not be opened
     with open(temporary, "x", encoding="utf-8") as file:
@@ -83,7 +83,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextmanager
 def locked(folder: Path, done: str) -> Iterator[None]:
-    """Lock a folder for this process; however the process ends, the operating system releases the lock.
+    """Locks a folder for this process; however the process ends, the operating system releases the lock.
 
     done: what is being done to it ("trained"), for the SettingsError if another process has locked it.
     """
@@ -107,7 +107,7 @@ def locked(folder: Path, done: str) -> Iterator[None]:
 
 @contextmanager
 def writing(what: str | PathLike[str]) -> Iterator[None]:
-    """Turn an OSError raised inside the context into a CannotWriteError that names `what`."""
+    """Turns an OSError raised inside the context into a CannotWriteError that names `what`."""
     try:
         yield
     except CannotWriteError:
@@ -119,7 +119,7 @@ def writing(what: str | PathLike[str]) -> Iterator[None]:
 def unpacked_limit(*files: os.stat_result) -> int:
     """The number of bytes that files may take in memory, all together, once they are unpacked."""
     on_disk = sum(min(status.st_size, getattr(status, "st_blocks", status.st_size) * 512) for status in files)
-    return max(MAX_UNPACKED, HIGHEST_RATIO * on_disk)
+    return max(MAX_UNPACKED, MAX_RATIO * on_disk)
 
 
 def too_large_reason(size: int, most: int = MAX_BYTES) -> str:

@@ -152,6 +152,13 @@ def test_facts_are_hashable_and_belong_to_the_class(name):
         assert core.facts is type(core).facts  # so that a subclass may declare others
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_an_argument_max_length_is_a_fact(name):
+    """Required where it sizes parameters, optional where the result is scaled by it; models read the facts alone."""
+    facts = attention.facts(name)
+    assert ("max_length" in attention.option_names(name)) == (facts.needs_length or facts.scaled_by_length)
+
+
 def test_facts_are_given_by_name():
     """A fact that is added later must not change the meaning of those given before."""
     with pytest.raises(TypeError):

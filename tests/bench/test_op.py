@@ -26,9 +26,10 @@ from polaformer.ops.polarity import backends, reference
 from polaformer.ops.polarity.operator import polarity_attention
 
 SHAPE = (1, 2, 24, 6)
+DEFAULTS = BenchSettings()
 
 
-def benchmark(shape: Shape, contenders: dict[str, Contender], settings: BenchSettings = op.DEFAULTS) -> OpResult:
+def benchmark(shape: Shape, contenders: dict[str, Contender], settings: BenchSettings = DEFAULTS) -> OpResult:
     return op.benchmark([shape], contenders, settings)[shape[2]]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from commands import run
-from polaformer.analysis.timing import LEAST_ROUNDS, Timing
+from polaformer.analysis.timing import MIN_ROUNDS, Timing
 
 PNG = b"\x89PNG\r\n\x1a\n"
 # One round: several may disagree, which gives code 75.
@@ -76,8 +76,8 @@ def test_ratios_come_first_then_times_memory_and_the_machine(capsys: pytest.Capt
     rows = {cells[1].strip(): [cell.strip() for cell in cells[2:-1]] for cells in table(out, "Speed relative to softmax")}
     assert set(rows) == {"pola", "skyformer", "softmax", "synthesizer"}
     told = " ".join(out.split())
-    assert f"the 95 % interval of the median over rounds, all rounds where there are fewer than {LEAST_ROUNDS}" in told
-    assert f"that it may have at N = 32, at 95 % for each pair; none for fewer than {LEAST_ROUNDS} rounds" in told
+    assert f"the 95 % interval of the median over rounds, all rounds where there are fewer than {MIN_ROUNDS}" in told
+    assert f"that it may have at N = 32, at 95 % for each pair; none for fewer than {MIN_ROUNDS} rounds" in told
     assert rows["softmax"] == ["", "1.00 (1–1)", "1.00 (1–1)", "quadratic", "exact", ""]  # one round gives no rank
     assert rows["skyformer"][3:] == ["linear", "for kernelized", "random"]
     assert rows["pola"][3:] == ["linear", "exact", ""]
@@ -131,7 +131,7 @@ def test_a_noisy_table_shows_no_number_says_what_to_do_and_gives_code_75(
     assert "10.00" not in out
     told = " ".join(err.split())
     assert f" is too noisy: {baseline} ×4.00" in told
-    assert "end other programs, or give more --rounds and --seconds" in told
+    assert "close other programs, or give more --rounds and --seconds" in told
 
 
 def test_the_order_and_the_ranks_follow_the_ratios_at_the_longest_length(

@@ -61,7 +61,7 @@ def test_a_finished_directory_is_left_alone_until_its_source_changes(
     before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
     code, shown, err = run(command, capsys)
     assert (code, shown) == (0, first[1])
-    assert err == f"{out} was finished before; --overwrite writes it again\n"
+    assert err == f"{out} is already complete; --overwrite writes it again\n"
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
     later = time.time() + 5
     os.utime(source / "test" / "pos" / "09_7.txt", (later, later))
@@ -95,7 +95,7 @@ def test_bad_data_give_code_65_one_line_and_no_directory(tmp_path: Path, capsys:
         (["text", "full", "--out", "out"], 65, "full has no reviews; give an aclImdb folder"),
         (["retrieval", "tree", "--out", "out"], 65, "tree holds the dataset 'text', not 'retrieval'"),
         (["image", "pickles", "--out", "out"], 65, "pickles holds the Python form, pickles, which are not read"),
-        (["text", "done", "--out", "out"], 2, "done is prepared already; give it to --data as it is"),
+        (["text", "done", "--out", "out"], 2, "done is already prepared; give it to --data directly"),
         (
             ["poems", "tree", "--out", "out"],
             2,

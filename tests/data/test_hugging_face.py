@@ -127,7 +127,7 @@ def test_many_rows_in_a_parquet_file_that_do_not_grow_are_read(tmp_path: Path, m
     import datasets
 
     monkeypatch.setattr(regular_files, "MAX_UNPACKED", 2**16)
-    monkeypatch.setattr(regular_files, "HIGHEST_RATIO", 4)
+    monkeypatch.setattr(regular_files, "MAX_RATIO", 4)
     kinds: dict[str, Any] = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])}
     kinds["words"] = datasets.List(datasets.Value("string"))
     images = [{"bytes": content(n), "path": None} for n in range(100)]

@@ -390,7 +390,7 @@ def test_a_parent_that_others_can_write_is_refused_unless_the_sticky_bit_protect
         if accepted:
             assert kernel_cache.cache_directory() == folder
         else:
-            with pytest.raises(PermissionError, match=f"{parent}, above {folder}, .* can be written by others"):
+            with pytest.raises(PermissionError, match=f"{parent}, above {folder}, .* is writable by others"):
                 kernel_cache.cache_directory()
 
 
@@ -411,14 +411,14 @@ def test_a_parent_that_only_a_group_of_this_user_alone_can_write_is_accepted(tmp
         assert kernel_cache.cache_directory() == folder
     for shared in ({"name": "staff"}, {"members": ("me", "you")}, {"primary": gid + 1}):
         _set_group(monkeypatch, gid, **shared)
-        with pytest.raises(PermissionError, match="can be written by others"):
+        with pytest.raises(PermissionError, match="is writable by others"):
             kernel_cache.cache_directory()
     _set_group(monkeypatch, gid + 1)  # the folder's group has no name
-    with pytest.raises(PermissionError, match="can be written by others"):
+    with pytest.raises(PermissionError, match="is writable by others"):
         kernel_cache.cache_directory()
     _set_group(monkeypatch, gid)
     monkeypatch.setattr(os, "listxattr", lambda path: ["system.posix_acl_access"], raising=False)
-    with pytest.raises(PermissionError, match="can be written by others"):
+    with pytest.raises(PermissionError, match="is writable by others"):
         kernel_cache.cache_directory()
     monkeypatch.undo()
     monkeypatch.setenv("POLAFORMER_CACHE", str(folder))
@@ -452,7 +452,7 @@ def test_a_parent_of_a_root_that_a_user_namespace_does_not_know_is_accepted_wher
     if accepted:
         assert kernel_cache.cache_directory() == folder
     else:
-        with pytest.raises(PermissionError, match=r"parent, above .* belongs to somebody else"):
+        with pytest.raises(PermissionError, match=r"parent, above .* belongs to another user"):
             kernel_cache.cache_directory()
 
 
@@ -462,7 +462,7 @@ def test_a_parent_of_somebody_else_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("POLAFORMER_CACHE", str(tmp_path / "parent" / "cache"))
     assert kernel_cache.cache_directory() == tmp_path / "parent" / "cache"
     os.chown(tmp_path / "parent", 12345, -1)
-    with pytest.raises(PermissionError, match=r"parent, above .* belongs to somebody else"):
+    with pytest.raises(PermissionError, match=r"parent, above .* belongs to another user"):
         kernel_cache.cache_directory()
 
 
@@ -539,12 +539,12 @@ def _cache_closed(tmp_path, cache, monkeypatch) -> str:
 
 def _cache_open_to_others(tmp_path, cache, monkeypatch) -> str:
     cache.chmod(0o770)
-    return f"no place for the compiled kernel: {cache} belongs to somebody else or can be written by others; POLAFORMER_CACHE"
+    return f"no place for the compiled kernel: {cache} belongs to another user or is writable by others; POLAFORMER_CACHE"
 
 
 def _cache_of_somebody_else(tmp_path, cache, monkeypatch) -> str:
     monkeypatch.setattr(os, "getuid", lambda: 12345)
-    return f"no place for the compiled kernel: {cache} belongs to somebody else"
+    return f"no place for the compiled kernel: {cache} belongs to another user"
 
 
 def _no_home(tmp_path, cache, monkeypatch) -> str:

@@ -19,7 +19,7 @@ Attention = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # q, k, v, power
 FLOOR = 0.3
 
 
-class Inputs(NamedTuple):
+class CallInputs(NamedTuple):
     """The inputs of an attention, and the gradient of its output."""
 
     q: Tensor  # (B, H, N, D)
@@ -34,7 +34,7 @@ class Pass:
     """A call without arguments, to be compared, timed or measured: forward in inference mode, or forward and backward."""
 
     attention: Attention
-    inputs: Inputs
+    inputs: CallInputs
     backward: bool
     parameters: tuple[Tensor, ...] = ()  # whose gradients are computed besides those of the inputs
 
@@ -76,7 +76,7 @@ def random_inputs(
     magnitude: float = 1.0,
     power: float | None = None,
     device: str = "cpu",
-) -> Inputs:
+) -> CallInputs:
     """Normal q, k, v and output gradient, q and k times magnitude; powers uniform in 1..5, as with α = 4, unless given.
 
     With unequal powers and an extreme magnitude a single channel dominates: the exact gradient of q is then a small difference
@@ -87,11 +87,11 @@ def random_inputs(
     powers = 1 + 4 * torch.rand(shape[1], shape[3], generator=generator, dtype=dtype)
     powers = powers if power is None else torch.full_like(powers, power)
     # Drawn on the CPU, so that every device gets the same numbers.
-    return Inputs(*(x.to(device) for x in (q * magnitude, k * magnitude, v, powers, grad)))
+    return CallInputs(*(x.to(device) for x in (q * magnitude, k * magnitude, v, powers, grad)))
 
 
 def differences(
-    attention: Attention, reference: Attention, inputs: Inputs, *, gradients: bool = True, piece: int | None = None
+    attention: Attention, reference: Attention, inputs: CallInputs, *, gradients: bool = True, piece: int | None = None
 ) -> dict[str, Difference]:
     """How far `attention` on the inputs is from `reference` on the same numbers in float64.
 
@@ -99,7 +99,7 @@ def differences(
     piece: the number of queries that the reference processes at a time, by default all; fewer need less memory. Queries are
     independent, and the gradients of what they share add up.
     """
-    exact = Inputs(*(x.double() for x in inputs))
+    exact = CallInputs(*(x.double() for x in inputs))
     per_query: list[list[Tensor]] = []  # output and gradient of q
     shared: list[Tensor] = []  # gradients of k, v and power: sums over queries
     for q, grad in zip(*(x.split(piece or max(1, x.shape[2]), dim=2) for x in (exact.q, exact.grad)), strict=True):
@@ -131,7 +131,7 @@ def largest(*errors: float) -> float:
     return float(torch.tensor(errors).max())
 
 
-def _norms_of_terms(inputs: Inputs) -> dict[str, float]:
+def _norms_of_terms(inputs: CallInputs) -> dict[str, float]:
     """The approximate norms of the output and the gradients if the terms of their sums did not cancel.
 
     Each row of the output is a mean of values over M keys, in which independent terms leave 1/√M. A gradient of q or k is a
@@ -144,7 +144,7 @@ def _norms_of_terms(inputs: Inputs) -> dict[str, float]:
     return {"output": value * mean * q[..., 0].numel() ** 0.5, **through, "v": slope, "power": slope * value}
 
 
-def _output_and_gradients(attention: Attention, inputs: Inputs, gradients: bool) -> list[Tensor]:
+def _output_and_gradients(attention: Attention, inputs: CallInputs, gradients: bool) -> list[Tensor]:
     """The output alone, or followed by the gradients of q, k, v and power."""
     one = Pass(attention, inputs, gradients)
     if not gradients:

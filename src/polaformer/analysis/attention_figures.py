@@ -38,7 +38,8 @@ def grouped(names: Sequence[str]) -> dict[str, list[str]]:
 def save_mechanisms(path: Path, mechanisms: Mapping[str, "runner.LengthCurve"], *, title: str) -> None:
     """Time above, memory below, against the number of tokens on logarithmic axes; softmax and pola in every panel."""
     times, memory = (
-        {name: one.values(attribute) for name, one in mechanisms.items()} for attribute in ("median", "forward_bytes")
+        {name: {n: getattr(point, attribute) for n, point in one.points.items()} for name, one in mechanisms.items()}
+        for attribute in ("median", "forward_bytes")
     )
     with style():
         figure = new_figure(12.0, 7.4)

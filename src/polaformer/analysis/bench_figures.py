@@ -25,7 +25,7 @@ def save_times(path: Path, curves: Mapping[str, "runner.LengthCurve"], *, title:
     for name, curve in curves.items():
         slope = curve.slope()
         label = name if slope is None else f"{name}: time ∝ $N^{{{slope:.2f}}}$"
-        lines[label] = {n: None if median is None else 1e3 * median for n, median in curve.values("median").items()}
+        lines[label] = {n: point.median and 1e3 * point.median for n, point in curve.points.items()}
     with style():
         figure = new_figure(7.0, 4.6)
         axes = figure.subplots()

@@ -18,7 +18,6 @@ from polaformer.backbones import Backbone, create_model
 from polaformer.backbones.published import PaperRow, with_mechanism
 from polaformer.backbones.pvt import UnusedNorm
 from polaformer.backbones.registry import MODELS
-from polaformer.backbones.swin import Swin
 
 LAYERS = (nn.Linear, nn.Conv2d, nn.LayerNorm, LinearGate)  # whose parameters the paper counts
 LAYER_OPERATORS = ("addmm", "mm", "convolution")
@@ -68,10 +67,7 @@ def count_named(name: str, **options: Any) -> ModelCounts:
 
 def count_rival(name: str, mechanism: str) -> ModelCounts:
     """The counts of a model by name with another mechanism, as in the rows of the paper's tables."""
-    model = MODELS[name]
-    return count_named(
-        name, attention=with_mechanism(mechanism, model.config.num_stages, is_swin=issubclass(model.family, Swin))
-    )
+    return count_named(name, attention=with_mechanism(mechanism, MODELS[name].config))
 
 
 def is_reproduced(row: PaperRow, counts: ModelCounts) -> tuple[bool, bool]:

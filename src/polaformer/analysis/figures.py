@@ -24,7 +24,7 @@ STYLE: Any = {"font.size": 9.0, "axes.spines.top": False, "axes.spines.right": F
 
 
 def save_sharpness(path: Path, found: Sequence[Sharpness], image: Tensor, *, query: tuple[int, int], title: str) -> None:
-    """Plot the entropy of every mechanism, and below it where the pixel `query` (row, column) of the first image attends.
+    """Plots the entropy of every mechanism, and below it where the pixel `query` (row, column) of the first image attends.
 
     image (height, width): the first image; its pixels are the tokens of `found`. The maps are those of head 1.
     """
@@ -47,7 +47,7 @@ def save_times(
     *,
     title: str,
 ) -> None:
-    """Plot seconds per forward pass against the number of tokens on log-log axes: one line per mechanism, slopes in the legend.
+    """Plots seconds per forward pass against the number of tokens on log-log axes: a line per mechanism, slopes in the legend.
 
     times and slopes have the same keys, the names in the legend; None marks a length that was not measured.
     """
@@ -65,7 +65,7 @@ def save_times(
 
 
 def _draw_entropies(axes: "Axes", found: Sequence[Sharpness]) -> None:
-    """Draw bars of the mean entropy, error bars from the 5th to the 95th percentile of the rows, uniform attention dashed."""
+    """Draws bars of the mean entropy, error bars from the 5th to the 95th percentile of the rows, uniform attention dashed."""
     positions = range(len(found))[::-1]
     means = [one.mean for one in found]
     low, high = ([float(one.entropy.flatten().quantile(level)) for one in found] for level in (0.05, 0.95))
@@ -83,7 +83,7 @@ def _draw_entropies(axes: "Axes", found: Sequence[Sharpness]) -> None:
 
 
 def _draw_rows(figure: Any, shown: Sequence[Sharpness], image: Tensor, query: tuple[int, int]) -> None:
-    """Draw the image with the query marked, then the query's row of each map as a heatmap, all on one colour scale."""
+    """Draws the image with the query marked, then the query's row of each map as a heatmap, all on one colour scale."""
     from matplotlib.colors import PowerNorm
 
     row, column = query

@@ -1,4 +1,4 @@
-"""Training steps of the Long Range Arena's models, timed in turns: tokens per millisecond, and memory.
+"""Training steps of the Long Range Arena's models, timed in interleaved rounds: tokens per millisecond, and memory.
 
 A step is forward, backward, clipping and the update of AdamW, on full-length random sequences. The published table times whole
 training runs, evaluations included. Without dropout of attention weights, which PyTorch's fused softmax for
@@ -88,7 +88,7 @@ class TrainingStep:
         self.optimizer.zero_grad()
 
     def peak_bytes(self) -> int:
-        """The peak of PyTorch's allocator for one micro-batch, beyond what is there before it."""
+        """The peak of PyTorch's allocator for one micro-batch, beyond what was allocated before."""
 
         def one() -> None:
             self.objective.loss(self.model, self.parts[0]).backward()
@@ -109,7 +109,7 @@ def compare(
     device: str = "cpu",
     on_call: Callable[[str], None] = lambda _: None,
 ) -> dict[str, SpeedRow]:
-    """The rows of one task, timed in turns: the same batch and micro-batch for all."""
+    """The rows of one task, timed in interleaved rounds: the same batch and micro-batch for all."""
     steps, peaks = {}, {}
     for row in rows:
         on_call(f"{row}, memory")

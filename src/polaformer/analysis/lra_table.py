@@ -17,7 +17,7 @@ from polaformer.tasks.recipe import as_values
 from polaformer.tasks.sequence.datasets import DatasetName
 from polaformer.tasks.sequence.published import ROWS, TASKS, printed_accuracy
 from polaformer.tasks.sequence.recipe import SequenceRecipe
-from polaformer.tasks.sequence.variants import VARIANTS
+from polaformer.tasks.sequence.rows import ARENA_ROWS
 from polaformer.tasks.stored_recipe import load_recipe
 from polaformer.tasks.sweep import SweepRun
 from polaformer.tasks.sweep_state import RunState, read_state
@@ -42,7 +42,7 @@ class FoundRun:
     def row(self) -> str:
         """The row of the table: the name of a variant, or the mechanism and its options."""
         given = self.recipe.attention, self.recipe.attention_options or None
-        known = (name for name, one in VARIANTS.items() if tuple(one) == given)
+        known = (name for name, one in ARENA_ROWS.items() if tuple(one) == given)
         return next(known, " ".join([given[0], *(given[1] or ())]))
 
     @property
@@ -54,7 +54,7 @@ class FoundRun:
 
 
 @dataclass(frozen=True)
-class CellResult:
+class TableCell:
     """The finished runs of one mechanism on one task, with the same steps and setup.
 
     accuracies: in %, on the test split, or on the validation split if there is none. seconds: of training.
@@ -113,7 +113,7 @@ def find_runs(folders: Iterable[Path]) -> list[FoundRun]:
     return found
 
 
-def collect(runs: Sequence[FoundRun]) -> list[CellResult]:
+def collect(runs: Sequence[FoundRun]) -> list[TableCell]:
     """The finished runs as cells, in the order of the known rows, others after them."""
     groups: dict[tuple[DatasetName, str, str, int], list[FoundRun]] = {}
     finished = [run for run in runs if run.state.kind == "finished"]
@@ -122,14 +122,14 @@ def collect(runs: Sequence[FoundRun]) -> list[CellResult]:
         setup = ", ".join(filter(None, [run.setup, f"data {run.data}" if others else ""]))
         groups.setdefault((run.recipe.dataset, run.row, setup, run.state.step), []).append(run)
     cells = [_cell(key, sorted(members, key=lambda one: one.recipe.seed)) for key, members in groups.items()]
-    places = {name: place for place, name in enumerate(VARIANTS)}
+    places = {name: place for place, name in enumerate(ARENA_ROWS)}
     order = {task: place for place, task in enumerate(TASKS)}
     return sorted(cells, key=lambda one: (places.get(one.row, len(places)), one.row, one.setup, one.steps, order[one.task]))
 
 
-def _cell(key: tuple[DatasetName, str, str, int], runs: list[FoundRun]) -> CellResult:
+def _cell(key: tuple[DatasetName, str, str, int], runs: list[FoundRun]) -> TableCell:
     records = [run.state.splits for run in runs]
-    return CellResult(
+    return TableCell(
         *key,
         seeds=tuple(run.recipe.seed for run in runs),
         accuracies=tuple(float(one.get("test", one["val"])["accuracy"]) for one in records),

@@ -74,7 +74,7 @@ def proc_bytes(path: str, name: str) -> int | None:
 
 @contextmanager
 def described(threads: int | None) -> Iterator[dict[str, Any]]:
-    """Let torch use that many threads inside, if given; yields a dictionary that describes the machine once the work is done.
+    """Lets torch use that many threads inside, if given; yields a dictionary that describes the machine once the work is done.
 
     Its "used_by_others" is the share of the processor that other programs used meanwhile.
     """
@@ -152,9 +152,9 @@ def _kernel(module: Any) -> dict[str, Any]:
     except Exception as error:
         reason, options = _in_one_line(error), []
     if reason is not None:
-        return {"works": False, "reason": in_home(f"none, plain PyTorch serves: {reason}"), "options": []}
+        return {"works": False, "reason": in_home(f"none; plain PyTorch is used: {reason}"), "options": []}
     told = "built for this processor" if set(options) & set(compiler.FOR_THIS_PROCESSOR) else "slow: built for any processor"
-    return {"works": True, "reason": f"{told} ({' '.join(options) or 'no options of its own'})", "options": options}
+    return {"works": True, "reason": f"{told} ({' '.join(options) or 'no extra options'})", "options": options}
 
 
 def _compiler() -> str | None:

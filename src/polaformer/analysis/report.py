@@ -105,7 +105,7 @@ class RunResult:
 
 
 def write_report(path: Path, title: str, results: Sequence[RunResult], *, lead: str = "", command: str = "") -> None:
-    """Write the report of the runs to `path` atomically. Raises CannotWriteError.
+    """Writes the report of the runs to `path` atomically. Raises CannotWriteError.
 
     lead: a paragraph below the title. command: the command line of the run. Attention is not shown for layers whose maps have
     more than MAX_WEIGHTS entries. The same runs give the same file.

@@ -1,4 +1,4 @@
-"""Times several callables fairly: in turns within one run, so that a busy moment of the machine affects all of them."""
+"""Times several callables fairly: interleaved within one run, so that transient load affects all of them."""
 
 import random
 import time
@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-LEAST_ROUNDS = 6  # the fewest whose extremes enclose the true median with 95 % probability: 1 − 2 / 2⁶ = 0.97
-WIDEST = 1.5  # high over low of an interval; a wider one says too little
+MIN_ROUNDS = 6  # the fewest whose extremes enclose the true median with 95 % probability: 1 − 2 / 2⁶ = 0.97
+MAX_SPREAD = 1.5  # high over low of an interval; a wider one says too little
 
 
 class Timing(NamedTuple):
@@ -35,7 +35,7 @@ class Timing(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """The median of ratios and the 95 % interval of the true median; the range of all ratios for fewer than LEAST_ROUNDS."""
+    """The median of ratios and the 95 % interval of the true median; the range of all ratios for fewer than MIN_ROUNDS."""
 
     median: float
     low: float
@@ -54,7 +54,7 @@ class Ratio(NamedTuple):
     @property
     def is_noisy(self) -> bool:
         """Whether rounds disagree too much; a single one cannot."""
-        return self.high > WIDEST * self.low
+        return self.high > MAX_SPREAD * self.low
 
 
 def measure(
@@ -66,7 +66,7 @@ def measure(
     on_call: Callable[[str], None] = lambda _: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
-    """The times of `calls`, by name, taken in turns: a warm-up of each, then the rounds of `plan`.
+    """The times of `calls`, by name, interleaved: a warm-up of each, then the rounds of `plan`.
 
     The order differs between rounds but not between runs: what a call finds in the caches depends on the call before it. A
     callable whose warm-up takes longer than `seconds` is skipped. `on_call` gets the name before each call, for progress bars.
@@ -115,7 +115,7 @@ def seconds_of(call: Callable[[], object], clock: Callable[[], float] = time.per
 
 
 def quickest(call: Callable[[], object], enough: float) -> float:
-    """The shortest time of up to three calls, so that one busy moment does not decide; stops at the first below `enough`."""
+    """The shortest time of up to three calls, so that transient load does not decide; stops at the first below `enough`."""
     taken = [seconds_of(call)]
     while len(taken) < 3 and taken[-1] > enough:
         taken.append(seconds_of(call))
@@ -125,7 +125,7 @@ def quickest(call: Callable[[], object], enough: float) -> float:
 def slowdown(slow: Timing | None, fast: Timing | None) -> Ratio | None:
     """How many times longer `slow` takes than `fast`, from the ratios within the rounds that have both; None without any.
 
-    A busy spell of the machine slows both alike.
+    Transient load slows both alike.
     """
     ratios = [a / b for a, b in zip(slow.samples, fast.samples, strict=False)] if slow and fast else []
     return Ratio.of(ratios) if ratios else None

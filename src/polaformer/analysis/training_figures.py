@@ -38,7 +38,7 @@ MAX_NAME_LENGTH = 15
 
 
 def draw_learning_curves(journals: Mapping[str, Journal], metric: Metric) -> bytes:
-    """Draw training loss against epochs, then the validation metric against epochs and against time; one line per run."""
+    """Draws training loss against epochs, then the validation metric against epochs and against time; one line per run."""
     with _drawing():
         figure = _padded_figure(10.0, 3.5 if len(journals) > 1 else 3.2)
         loss, by_epoch, by_time = figure.subplots(1, 3)
@@ -61,7 +61,7 @@ def draw_learning_curves(journals: Mapping[str, Journal], metric: Metric) -> byt
 
 
 def draw_confusion(confusion: Tensor, classes: Sequence[str]) -> bytes:
-    """Draw the confusion matrix (K, K), true class by predicted class; for more than 100 classes, the most confused pairs."""
+    """Draws the confusion matrix (K, K), true class by predicted class; for more than 100 classes, the most confused pairs."""
     with _drawing():
         return _png(_matrix(confusion, classes) if len(classes) <= MAX_CLASSES_IN_MATRIX else _pairs(confusion, classes))
 
@@ -82,7 +82,7 @@ def draw_lines(figure: Curves) -> bytes:
 
 
 def draw_predictions(samples: Sequence[PredictedImage]) -> bytes:
-    """Draw the images in the given order, four per line, each titled "true → predicted (probability)" in green or red."""
+    """Draws the images in the given order, four per line, each titled "true → predicted (probability)" in green or red."""
     columns = min(4, len(samples))
     num_lines = ceil(len(samples) / columns)
     with _drawing():
@@ -99,7 +99,7 @@ def draw_predictions(samples: Sequence[PredictedImage]) -> bytes:
 
 
 def draw_attention(image: Tensor, rows: Sequence[BlockRow]) -> bytes:
-    """Draw the image (channels, height, width) with the query marked, then the query's row of each block, streams below."""
+    """Draws the image (channels, height, width) with the query marked, then the query's row of each block, streams below."""
     from matplotlib.gridspec import GridSpec
 
     groups = [rows[start : start + BLOCKS_PER_LINE] for start in range(0, len(rows), BLOCKS_PER_LINE)]
@@ -120,7 +120,7 @@ def draw_attention(image: Tensor, rows: Sequence[BlockRow]) -> bytes:
 
 
 def draw_entropies(runs: Mapping[str, Sequence[BlockRow]]) -> bytes:
-    """Draw bars of the mean entropy of each block, stream and run, with a dashed line at ln M, that of uniform attention."""
+    """Draws bars of the mean entropy of each block, stream and run, with a dashed line at ln M, that of uniform attention."""
     bars = {(row.name, name, stream): row for name, rows in runs.items() for row in rows for stream in row.entropy}
     series = list(dict.fromkeys((name, stream) for _, name, stream in bars))
     blocks = sorted({block for block, _, _ in bars}, key=_numbers)
@@ -273,7 +273,7 @@ def _hide_axes(panel: "Axes") -> None:
 
 
 def _mark_query(panel: "Axes", image: Tensor, row: BlockRow) -> None:
-    """Draw a frame around the query's cell, enlarged if the cell is too small to see."""
+    """Draws a frame around the query's cell, enlarged if the cell is too small to see."""
     from matplotlib.patches import Rectangle
 
     sizes = image.shape[1:]
@@ -307,7 +307,7 @@ def _label_entropies(axes: "Axes", blocks: Sequence[str]) -> None:
 
 
 def _add_legend(figure: Any, axes: "Axes") -> None:
-    """Draw the legend above all panels, in as many columns as fit."""
+    """Draws the legend above all panels, in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
     letters = figure.get_figwidth() * 12  # that fit on one line
     columns = max(1, min(len(labels), int(letters / (max(map(len, labels)) + 8))))

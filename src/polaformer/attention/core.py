@@ -57,6 +57,8 @@ class Facts:
     max_length, max_keys: the largest numbers of tokens and keys that an instance supports; None: any number.
     num_maps: the number of maps per head; None: one per channel.
     distributions: no map entry is negative, and rows sum to 1, or to less for queries with little or no key mass.
+    scaled_by_length: its result depends on the nominal number of tokens, its optional argument `max_length`; None: on the
+        number of tokens of each call.
     trims: masked tokens at the end of all sequences of a batch can be left out; the other tokens get the same outputs.
     reads_masked: neither the core nor the layer zeroes masked tokens, because the published code reads them.
     in_windows: in Swin it attends within shifted windows (WindowAttention).
@@ -77,6 +79,7 @@ class Facts:
     max_keys: int | None = None
     num_maps: int | None = 1
     distributions: bool = True
+    scaled_by_length: bool = False
     trims: bool = True
     reads_masked: bool = False
     in_windows: bool = False

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from polaformer.arguments import check_integer
 from polaformer.attention import AttentionLayer
+from polaformer.attention.layer.seeds import separate_seeds
 from polaformer.backbones.config import WHERE, BackboneConfig, as_grid
 from polaformer.backbones.token_layout import TokenLayout, pixel_layout
 from polaformer.ops.grid import Grid
@@ -60,9 +61,7 @@ class Backbone(nn.Module):
             self.feature_norms = nn.ModuleList(nn.LayerNorm(info["num_chs"], eps=norm_eps) for info in feature_info)
         self.head = self._new_head()
         if "seed" not in (config.attention_options or {}):
-            layers = [module for module in self.modules() if isinstance(module, AttentionLayer)]
-            for seed, core in enumerate(layer.core for layer in layers if layer.core.facts.seeded):
-                core.seed = seed  # type: ignore[attr-defined]
+            separate_seeds(self)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Images (B, C, H, W) to logits (B, classes), or to pooled features without a classifier."""

@@ -141,7 +141,7 @@ class BackboneConfig:
         return self.has_windows and facts(mechanism).in_windows
 
     def layer_options(self, mechanism: str) -> dict[str, Any]:
-        """The arguments that the layers of a mechanism share: of WindowAttention in windows, else of `create_layer`."""
+        """The arguments of `create_layer` that all layers of a mechanism share."""
         shared: dict[str, Any] = {"qkv_bias": self.qkv_bias, "proj_drop": self.proj_drop_rate}
         if not self.in_windows(mechanism):
             published = facts(mechanism).published

@@ -5,7 +5,10 @@ of layers (no tables, tokens, powers or scales) and only the multiplications of 
 the matmuls of attention), as the tool `thop` does. Some rows of other models were counted differently, or quoted.
 """
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from polaformer.backbones.config import BackboneConfig
 
 
 class PaperRow(NamedTuple):
@@ -99,7 +102,7 @@ RIVAL_EXCEPTIONS: dict[tuple[str, str], str] = {
 }
 
 
-def with_mechanism(mechanism: str, num_stages: int, *, is_swin: bool) -> str:
-    """The argument `attention` for a rival's row: the mechanism in all stages, or, in Swin, in the first two before softmax."""
-    num_first = 2 if is_swin else num_stages
-    return ",".join([mechanism] * num_first + ["softmax"] * (num_stages - num_first))
+def with_mechanism(mechanism: str, config: "BackboneConfig") -> str:
+    """The argument `attention` for a rival's row: the mechanism in all stages; with windows in the first two, then softmax."""
+    num_first = 2 if config.has_windows else config.num_stages
+    return ",".join([mechanism] * num_first + ["softmax"] * (config.num_stages - num_first))

@@ -13,14 +13,14 @@ from math import log
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from polaformer.analysis.agreement import Inputs, Pass, differences, random_inputs, worst
+from polaformer.analysis.agreement import CallInputs, Pass, differences, random_inputs, worst
 from polaformer.analysis.call_memory import allocated_peak, saved_bytes
 from polaformer.analysis.timing import quickest
 from polaformer.attention import create, facts
 from polaformer.attention.core import Facts
-from polaformer.bench.runner import BenchSettings, Cost, LengthCurve, Measurement, seeded, skip_reason, time_in_turns
+from polaformer.bench.runner import BenchSettings, Cost, LengthCurve, Measurement, seeded, time_in_turns
 
 BASELINE = "softmax"
 TOLERANCE = 1e-4  # of float32 against maps in float64; correct ones stay near 1e-6, and iterated inverses lose a digit
@@ -39,7 +39,7 @@ SMALL: dict[str, dict[str, Any]] = {
 DRAWS = 3  # in the check of a stochastic mechanism
 USABLE = 0.8  # of the free memory: a forecast may be too low, and other programs grow too
 FORWARD, BOTH, SAVED = "forward", "both", "saved"  # inference; forward and backward; what is saved between the two
-PASSES = (FORWARD, BOTH)
+PASSES, KINDS = (FORWARD, BOTH), (FORWARD, BOTH, SAVED)  # of memory
 Known = dict[tuple[str, str], Cost]  # by name and pass (FORWARD or BOTH): the longest that was measured
 # The keys of the record's "facts", and the facts that they name.
 FACTS = {name: name for name in ("cost", "approximates", "stochastic", "cross", "needs_length")} | {"together": "mixes_queries"}
@@ -77,7 +77,7 @@ class MechanismCurve(LengthCurve):
 
     def as_record(self) -> dict[str, Any]:
         """The row for JSON."""
-        slopes = {"time": self.slope()} | {kind: self.slope(f"{kind}_bytes") for kind in (FORWARD, BOTH, SAVED)}
+        slopes = {"time": self.slope()} | {kind: self.slope(f"{kind}_bytes") for kind in KINDS}
         points = {str(n): point.as_record() for n, point in self.points.items()}
         found = {"correct": self.correct, "error": self.error, "slopes": slopes, "lengths": points}
         known = {name: getattr(self.facts, fact) for name, fact in FACTS.items()}
@@ -93,13 +93,13 @@ def build(name: str, length: int, settings: BenchSettings, **options: Any) -> nn
     return core.eval().to(settings.device)
 
 
-def core_pass(core: nn.Module, inputs: Inputs, *, backward: bool) -> Pass:
+def core_pass(core: nn.Module, inputs: CallInputs, *, backward: bool) -> Pass:
     """One call of a core: forward in inference mode, or forward and the gradients of q, k, v and all parameters."""
     return Pass(lambda q, k, v, _: core(q, k, v), inputs, backward, tuple(core.parameters()))
 
 
 def benchmark(lengths: Sequence[int], names: Sequence[str], settings: BenchSettings) -> dict[str, MechanismCurve]:
-    """A row for each mechanism, fastest first: check all of them, then measure them in turns at each length, ascending.
+    """A row for each mechanism, fastest first: check all of them, then measure them interleaved at each length, ascending.
 
     A mechanism that would take longer than settings.seconds for one call, or more memory than is free, judging by its growth
     since the previous length, is skipped with the reason; all are at a length whose timings are too noisy. Speedups need
@@ -133,15 +133,9 @@ def relative_error(name: str, settings: BenchSettings, length: int) -> float:
 
     def error(core: nn.Module, seed: int) -> float:
         exact: Any = deepcopy(core).double()
-
-        def found(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
-            with seeded(seed, settings.device):
-                return core(q, k, v)
-
-        def expected(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
-            with seeded(seed, settings.device):
-                return exact.apply_maps(exact.weights(q, k), v)
-
+        same_draw = seeded(seed, settings.device)
+        found = same_draw(lambda q, k, v, _: core(q, k, v))
+        expected = same_draw(lambda q, k, v, _: exact.apply_maps(exact.weights(q, k), v))
         return worst(differences(found, expected, inputs))
 
     errors = torch.tensor([[error(core, seed) for seed in draws] for core in cores])
@@ -155,8 +149,8 @@ def _measure(
     timed, (points, passes) = PASSES[settings.backward], _measure_memory(length, blank, settings, known)
     for name in passes:
         # All cores exist now, each with its parameters: one that fitted alone may not fit any more.
-        peak = getattr(points[name], f"{timed}_bytes")
-        points[name] = replace(points[name], skipped=skip_reason(peak, 0, settings, USABLE))
+        cost = Cost(length, 0, getattr(points[name], f"{timed}_bytes"))
+        points[name] = replace(points[name], skipped=cost.skip_reason(length, 1, settings, USABLE))
     calls = {name: one for name, one in passes.items() if points[name].skipped is None}
     announced = replace(settings, on_call=lambda name: settings.on_call(f"{name}, {length} tokens"))
     points = time_in_turns({length: calls}, {length: points}, BASELINE, announced)[length]

@@ -147,6 +147,6 @@ CONTENDERS: dict[str, Contender] = {
     "linear (ELU + 1)": _linear(),
     "softmax (SDPA)": Contender(lambda _: fused_softmax, softmax_by_maps, matmuls="softmax"),
 }
-# Compared for memory alone: nobody computes it so for speed.
+# Compared for memory alone: not a form one would use for speed.
 MATERIALISED = Contender(lambda _: softmax_by_maps, softmax_by_maps, matmuls="softmax", holds_maps=True)
 FOR_MEMORY = {"softmax (materialised)": MATERIALISED}

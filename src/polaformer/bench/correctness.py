@@ -15,24 +15,24 @@ from polaformer.analysis.agreement import Attention, Pass, Shape, difference, di
 from polaformer.bench.contenders import Contender
 
 TOLERANCE = 1e-5  # of fp32 against float64; a correct implementation stays near 1e-6
-LONGEST_CHECKED = 4096  # tokens: several blocks of the operator; beyond it the backward pass of softmax takes too long
+MAX_CHECKED = 4096  # tokens: several blocks of the operator; beyond it the backward pass of softmax takes too long
 MAP_NUMBERS = 2**22  # B·H·n·m·D: how many numbers explicit maps may hold at a time, 32 MB for each of their temporaries
-LEAST_PIECE = 32  # queries per piece for which maps are computed, at least
+MIN_PIECE = 32  # queries per piece for which maps are computed
 WHOLE = 2**25  # numbers of an output, 256 MB in float64, up to which every row is compared at the timed length
 STRETCH = 4096  # queries at the beginning, in the middle and at the end that are compared beyond it
 
 
-def cut(shape: Shape, most: int = LONGEST_CHECKED) -> Shape:
+def cut(shape: Shape, most: int = MAX_CHECKED) -> Shape:
     """The shape with at most that many tokens."""
     return shape[0], shape[1], min(shape[2], most), shape[3]
 
 
 def relative_error(contender: Contender, shape: Shape, device: str = "cpu") -> float:
-    """The worst relative error over all rows of output and gradients at `shape`, cut to LONGEST_CHECKED tokens."""
+    """The worst relative error over all rows of output and gradients at `shape`, cut to MAX_CHECKED tokens."""
     shape = cut(shape)
     inputs, attention = random_inputs(shape, device=device), contender.build(shape)
     if contender.linear is None:
-        piece = max(LEAST_PIECE, MAP_NUMBERS // prod(shape))
+        piece = max(MIN_PIECE, MAP_NUMBERS // prod(shape))
         return worst(differences(attention, contender.reference, inputs, gradients=contender.is_safe, piece=piece))
     found = worst(differences(attention, contender.linear, inputs, gradients=contender.is_safe))
     affordable = cut(shape, max(2, isqrt(MAP_NUMBERS // (shape[0] * shape[1] * shape[3]))))
@@ -40,14 +40,14 @@ def relative_error(contender: Contender, shape: Shape, device: str = "cpu") -> f
 
 
 def relative_error_at_length(contender: Contender, one: Pass) -> float:
-    """The relative error of the output of exactly what is timed, for lengths beyond LONGEST_CHECKED tokens.
+    """The relative error of the output of exactly what is timed, for lengths beyond MAX_CHECKED tokens.
 
     Compares every row of outputs of up to WHOLE numbers, and of larger ones the first, middle and last STRETCH rows, which
     attend to all keys; other rows and gradients are not compared. Returns 0 for a mechanism without a form in O(N), softmax,
     and for a length that `relative_error` has compared in full.
     """
     num_tokens = one.inputs.q.shape[2]
-    if contender.linear is None or num_tokens <= LONGEST_CHECKED:
+    if contender.linear is None or num_tokens <= MAX_CHECKED:
         return 0.0
     starts = (0, (num_tokens - STRETCH) // 2, num_tokens - STRETCH)
     rows = [slice(n, n + STRETCH) for n in starts] if one.inputs.q.numel() > WHOLE else [slice(None)]

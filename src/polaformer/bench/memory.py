@@ -31,7 +31,7 @@ PEAKS = ("forward_allocated", "both_allocated", "forward_resident", "both_reside
 ENVIRONMENT = {
     # The C library returns larger blocks as soon as they are freed, instead of keeping some of them for later.
     "MALLOC_MMAP_THRESHOLD_": "65536",
-    # Compile in one process: others would stay behind and take memory.
+    # Compile in one process: leftover worker processes would use memory.
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
 }
 
@@ -93,7 +93,7 @@ def probe(
 
 
 def measure_here(name: str, shape: Shape, device: str, threads: int | None, limit: int | None) -> MemoryMeasurement:
-    """Check that the contender is correct at a small shape, which also loads what it needs, then measure it.
+    """Checks that the contender is correct at a small shape, which also loads what it needs, then measures it.
 
     limit: the bytes that the process may request, so that the machine does not run out of memory.
     """

@@ -19,7 +19,7 @@ from polaformer.attention.layer.gate import LinearGate
 from polaformer.attention.layer.published_layer import as_published
 from polaformer.backbones import Backbone, create_model
 from polaformer.bench.contenders import COMPILED, compiled, noting_failure
-from polaformer.bench.runner import BenchSettings, Measurement, seeded, skip_reason, time_in_turns
+from polaformer.bench.runner import BenchSettings, Cost, Measurement, seeded, time_in_turns
 
 OURS, PUBLISHED, TWIN = "ours", "published form", "softmax twin"
 LOGITS_TOLERANCE = 1e-4  # ours and the published form add in different orders, layer after layer
@@ -62,7 +62,7 @@ def benchmark(
 ) -> tuple[dict[str, ModelMeasurement], list[str]]:
     """Rows of ours and its rivals, in float32, and notes: inference, or a training step (forward and backward).
 
-    Checks that ours agrees with the same parameters computed as published, forecasts, and times all in turns. options are
+    Checks that ours agrees with the same parameters computed as published, forecasts, and times all interleaved. options are
     further arguments of `create_model` for our models.
     """
     models, notes = build(name, size, device=settings.device, **options), list[str]()
@@ -70,16 +70,14 @@ def benchmark(
     images = torch.randn(settings.batch, channels, size, size, generator=generator).to(settings.device)
     steps = {key: Step(model.train(settings.backward), images, settings.backward) for key, model in models.items()}
     rows = dict.fromkeys(steps, ModelMeasurement(batch=settings.batch))
-    rows[OURS] = check(rows[OURS], *(replace(steps[key], images=images[:2]) for key in (OURS, PUBLISHED)))
+    pair = [replace(steps[key], images=images[:2]) for key in (OURS, PUBLISHED)]
+    rows[OURS] = check(check(rows[OURS], *pair), *(replace(step, train=False) for step in pair))
     rows = {key: replace(row, skipped=forecast(steps[key], settings)) for key, row in rows.items()}
     if with_compiled and rows[PUBLISHED].skipped is None:
         steps[COMPILED] = step = replace(steps[PUBLISHED], model=cast(nn.Module, compiled(steps[PUBLISHED].model)))
         with noting_failure(COMPILED, notes):
             step()  # compiles
-            # Checked as it is timed: any other call would compile again.
-            error = _relative(step(), steps[PUBLISHED]())
-            logits, gradients = (None, error) if step.train else (error, None)
-            rows[COMPILED] = replace(rows[PUBLISHED], logits_error=logits, gradients_error=gradients)
+            rows[COMPILED] = check(rows[PUBLISHED], step, steps[PUBLISHED])  # as it is timed: others would compile again
     calls = {key: steps[key] for key, row in rows.items() if row.correct and row.skipped is None}
     saved = {key: step.saved_bytes() for key, step in calls.items()} if settings.backward else {}
     rows = time_in_turns({size: calls}, {size: rows}, OURS, settings)[size]
@@ -90,17 +88,17 @@ def benchmark(
     return rows, notes
 
 
-def check(row: ModelMeasurement, ours: "Step", published: "Step") -> ModelMeasurement:
-    """The row with how far our logits, and in a training step our gradients, are from those computed as published."""
-    gradients = _relative(ours(), published()) if ours.train else None
-    return replace(row, logits_error=_relative([ours.logits()], [published.logits()]), gradients_error=gradients)
+def check(row: ModelMeasurement, step: "Step", published: "Step") -> ModelMeasurement:
+    """The row with how far the logits, or in a training step the gradients, are from those computed as published."""
+    error = _relative(step(), published())
+    return replace(row, gradients_error=error) if step.train else replace(row, logits_error=error)
 
 
 def forecast(step: "Step", settings: BenchSettings) -> str | None:
     """Why the step is not worth trying, judging by one image: too long or too much memory; None if it is."""
     one, batch = replace(step, images=step.images[:1]), len(step.images)
-    needed = WHILE_BACKWARD * batch * one.saved_bytes() if step.train else 0
-    return skip_reason(needed, batch * quickest(one, settings.seconds / batch), settings)
+    needed = WHILE_BACKWARD * one.saved_bytes() if step.train else 0
+    return Cost(1, quickest(one, settings.seconds / batch), needed).skip_reason(batch, batch, settings)
 
 
 def build(name: str, size: int, *, device: str = "cpu", **options: Any) -> dict[str, nn.Module]:
@@ -132,14 +130,10 @@ class Step:
     def __call__(self) -> Sequence[Tensor]:
         """The logits, or the gradients of all trained parameters."""
         if not self.train:
-            return [self.logits()]
+            with torch.inference_mode():
+                return [self.model(self.images)]
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         return torch.autograd.grad(self.loss(), trained, materialize_grads=True)
-
-    def logits(self) -> Tensor:
-        """Those of all images, without an autograd graph."""
-        with torch.inference_mode():
-            return self.model(self.images)
 
     def loss(self) -> Tensor:
         """The cross-entropy as if all images were of the first class."""
@@ -158,7 +152,7 @@ def _relative(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
 
 
 def _make_attention_matter(model: nn.Module) -> None:
-    """Use projections that preserve the norm, and small random numbers for parameters that start from zero."""
+    """Uses projections that preserve the norm, and small random numbers for parameters that start from zero."""
     for layer in (module for module in model.modules() if isinstance(module, PolaAttention)):
         for projection in (layer.qkv, layer.proj, layer.gate):
             if isinstance(projection, nn.Linear | LinearGate):

@@ -1,7 +1,7 @@
 """The operator on each backend against its published form, linear attention and softmax, in one run.
 
-What is compared is defined in polaformer.bench.contenders. At a single shape all take turns; against the number of tokens they
-take turns at all lengths together, which shows where softmax departs from linear growth.
+What is compared is defined in polaformer.bench.contenders. At a single shape all are timed interleaved; against the number
+of tokens, at all lengths together, which shows where softmax departs from linear growth.
 
 # B batch, H heads, N queries and keys, D head width
 """
@@ -22,8 +22,7 @@ from polaformer.bench.correctness import TOLERANCE, cut, relative_error, relativ
 from polaformer.bench.runner import BenchSettings, Cost, LengthCurve, Measurement, time_in_turns
 
 SGEMM, SGEMM_SIZE = "sgemm", 2048
-LEAST_FLOPS = 10**8  # per call: below it the cost of calls dominates, and a share of sgemm's rate means nothing
-DEFAULTS = BenchSettings()
+MIN_FLOPS = 10**8  # per call: below it the cost of calls dominates, and a share of sgemm's rate means nothing
 BACKWARD = 3  # forward and backward take this many times the matmuls of forward; recomputation is not counted
 
 
@@ -64,12 +63,10 @@ class OpResult(NamedTuple):
         return {**record, "safe_over_unsafe": over and over.median, "notes": self.notes}
 
 
-def benchmark(
-    shapes: Sequence[Shape], contenders: Mapping[str, Contender], settings: BenchSettings = DEFAULTS
-) -> dict[int, OpResult]:
-    """The results by number of tokens, in which several shapes differ: check, forecast, time all of them in turns.
+def benchmark(shapes: Sequence[Shape], contenders: Mapping[str, Contender], settings: BenchSettings) -> dict[int, OpResult]:
+    """The results by number of tokens, in which several shapes differ: check, forecast, time all of them interleaved.
 
-    Shapes are compared within rounds, so that a busy spell of the machine affects all of them. At a single one, a large matmul
+    Shapes are compared within rounds, so that transient load affects all of them. At a single one, a large matmul
     is timed too. With the backward pass, the bytes saved for it are counted.
     """
     errors, notes = check(contenders, shapes, settings)
@@ -85,7 +82,7 @@ def benchmark(
             for name, error in errors.items()
         }
         calls[shape[2]] = {**right}
-        if len(shapes) == 1 and right and max(flops.values()) >= LEAST_FLOPS:
+        if len(shapes) == 1 and right and max(flops.values()) >= MIN_FLOPS:
             rows[shape[2]][SGEMM] = OpMeasurement(flops=2 * SGEMM_SIZE**3)
             calls[shape[2]][SGEMM] = partial(torch.matmul, *torch.ones(2, SGEMM_SIZE, SGEMM_SIZE, device=settings.device))
     timed = time_in_turns(calls, rows, BASELINE, settings)

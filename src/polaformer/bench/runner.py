@@ -1,4 +1,4 @@
-"""What all benchmarks share: settings, measurements, the forecast whether a call is worth trying, and timing in turns.
+"""What all benchmarks share: settings, measurements, the forecast whether a call is worth trying, and interleaved timing.
 
 Each benchmark is a function `benchmark` in a file of its own, with the same steps: check that the candidates are correct,
 forecast which are worth trying, time or measure those, and record the numbers or why there are none.
@@ -15,10 +15,10 @@ import torch
 
 from polaformer.analysis.agreement import Shape
 from polaformer.analysis.machine import available_bytes
-from polaformer.analysis.timing import LEAST_ROUNDS, Ratio, Timing, measure, slope, slowdown
+from polaformer.analysis.timing import MIN_ROUNDS, Ratio, Timing, measure, slope, slowdown
 from polaformer.bench.correctness import TOLERANCE
 
-MAX_NOISY = 0.25  # share of the rows whose interval may be wider than analysis.timing.WIDEST
+MAX_NOISY = 0.25  # share of the rows whose interval may be wider than analysis.timing.MAX_SPREAD
 TOO_NOISY = "too noisy"
 
 
@@ -53,7 +53,7 @@ class Measurement:
     saved_bytes: int | None = None  # for the backward pass
     saved_ratio: float | None = None  # … relative to the baseline
     tolerance: ClassVar[float] = TOLERANCE
-    keys: ClassVar[Sequence[str]] = ()  # of the record; "speedup" brings its interval, "timing" what it consists of
+    keys: ClassVar[Sequence[str]] = ()  # of the record; "speedup" includes its interval, "timing" what it consists of
 
     @property
     def correct(self) -> bool:
@@ -89,13 +89,9 @@ class LengthCurve:
         """Whether it computes what it should at every length."""
         return all(point.correct for point in self.points.values())
 
-    def values(self, name: str) -> dict[int, Any]:
-        """One attribute of the points, by length."""
-        return {n: getattr(point, name) for n, point in self.points.items()}
-
     def slope(self, name: str = "median") -> float | None:
         """The exponent with which time grows, or another attribute."""
-        return slope(list(self.points), [value or None for value in self.values(name).values()])
+        return slope(list(self.points), [getattr(point, name) or None for point in self.points.values()])
 
     @property
     def doublings(self) -> list[Ratio | None]:
@@ -123,7 +119,7 @@ def time_in_turns(
     baseline: str,
     settings: BenchSettings,
 ) -> dict[int, dict[str, AnyMeasurement]]:
-    """The rows with the times of `calls`, all in turns, and the speedups over the baseline; both by size, then by name.
+    """The rows with the times of `calls`, interleaved, and the speedups over the baseline; both by size, then by name.
 
     All rows of a size get the reason instead if its timings are too noisy.
     """
@@ -147,12 +143,12 @@ def time_in_turns(
 
 
 def ranks(timings: Mapping[str, Timing]) -> dict[str, tuple[int, int]]:
-    """The best and the worst place that each may have; 1 is the fastest. Left out: those with fewer than LEAST_ROUNDS rounds.
+    """The best and the worst place that each may have; 1 is the fastest. Left out: those with fewer than MIN_ROUNDS rounds.
 
     One is ahead of another if the whole interval of the ratio of their times is above 1, at 95 % for each pair, not for all
     pairs together.
     """
-    entered = {name: one for name, one in timings.items() if len(one.samples) >= LEAST_ROUNDS}
+    entered = {name: one for name, one in timings.items() if len(one.samples) >= MIN_ROUNDS}
     ratios = {(fast, slow): slowdown(entered[slow], entered[fast]) for fast in entered for slow in entered}
     ahead = [pair for pair, ratio in ratios.items() if ratio is not None and ratio.low > 1]
     return {
@@ -190,11 +186,11 @@ def seeded(seed: int, device: str) -> Iterator[None]:
 
 
 class Cost(NamedTuple):
-    """The cost of one call at one length, from which that of a longer one is forecast."""
+    """The cost of one call, from which that of a longer one is forecast."""
 
-    length: int
+    length: int  # tokens, or images of a batch
     seconds: float
-    size: int  # bytes
+    size: float  # bytes
     exponent: float = 2.0  # with which size grows at most
 
     @classmethod
@@ -205,20 +201,15 @@ class Cost(NamedTuple):
         return cls(length, seconds, size, max(1.0, log(size / before.size) / log(length / before.length)))
 
     def skip_reason(self, length: int, growth: float, settings: BenchSettings, usable: float = 1.0) -> str | None:
-        """Why a call at this length, which takes `growth` times as long, is not worth trying; None if it is."""
-        size = round(min(growth, (length / self.length) ** self.exponent) * self.size)
-        return skip_reason(size, growth * self.seconds, settings, usable)
+        """Why a call at this length, which takes `growth` times as long, is not worth trying; None if it is.
 
-
-def skip_reason(size: float, seconds: float, settings: BenchSettings, usable: float = 1.0) -> str | None:
-    """Why a call that is expected to need `size` bytes and `seconds` seconds is not worth trying; None if it is.
-
-    usable: the share of the free memory that it may use.
-    """
-    free = torch.cuda.mem_get_info()[0] if settings.device == "cuda" else available_bytes()
-    if free is not None and size > usable * free:
-        return f"would need about {_rounded(size / 1e9)} GB of memory, {_rounded(usable * free / 1e9)} GB may be used"
-    return f"would take about {_rounded(seconds)} s" if seconds > settings.seconds else None
+        usable: the share of the free memory that it may use.
+        """
+        size, seconds = min(growth, (length / self.length) ** self.exponent) * self.size, growth * self.seconds
+        free = torch.cuda.mem_get_info()[0] if settings.device == "cuda" else available_bytes()
+        if free is not None and size > usable * free:
+            return f"would need about {_rounded(size / 1e9)} GB of memory, {_rounded(usable * free / 1e9)} GB may be used"
+        return f"would take about {_rounded(seconds)} s" if seconds > settings.seconds else None
 
 
 def _rounded(value: float) -> str:

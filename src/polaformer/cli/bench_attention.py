@@ -18,8 +18,6 @@ from polaformer.errors import nearest
 if TYPE_CHECKING:
     from polaformer.bench.attention import MechanismCurve, MechanismMeasurement
 
-BASELINE = "softmax"
-KINDS = ("forward", "both", "saved")  # of memory, as polaformer.bench.attention calls them
 EXPLAINED = (
     "Memory: peaks of live bytes of PyTorch's allocator beyond inputs and parameters; saved: what autograd saves for backward,",
     "including inputs but not parameters. They do not include what a native kernel allocates itself, as pola's does on a CPU;",
@@ -38,7 +36,7 @@ TIME = "of the same rounds as the ratios; in brackets how many. slope: a of time
 class BenchAttention(Timed, Lengths):
     """Compare all attention mechanisms: time and memory against the number of tokens.
 
-    All mechanisms are timed in alternation at each length, in one run, in float32. Only one whose output and gradients agree
+    All mechanisms are timed in interleaved rounds at each length, in float32. Only one whose output and gradients agree
     with those from its explicit attention maps in float64 gets numbers; if any does not, the exit code is 1. One that would
     take too long or need too much memory, judging by its growth so far, is skipped, with the reason. If the rounds at a length
     vary too much, it gets no numbers, and the exit code is 75.
@@ -63,7 +61,7 @@ class BenchAttention(Timed, Lengths):
     """Plot time and memory against the number of tokens into this PNG file."""
 
     def measure(self) -> Report:
-        """Check the options and measure."""
+        """Checks the options and measures."""
         if not self.lengths:
             raise UsageError("--lengths is empty; give at least two, for instance --lengths 1024 4096")
         lengths = [shape[2] for shape in self.checked_shapes()]
@@ -86,6 +84,8 @@ class BenchAttention(Timed, Lengths):
 
 def chosen(names: Sequence[str], only: Sequence[str], without: Sequence[str]) -> list[str]:
     """The names to compare, including softmax; raises UsageError for unknown ones."""
+    from polaformer.bench.attention import BASELINE
+
     for option, given in (("--only", only), ("--without", without)):
         for name in given:
             if name not in names:
@@ -100,6 +100,7 @@ def chosen(names: Sequence[str], only: Sequence[str], without: Sequence[str]) ->
 
 def _tables(rows: "dict[str, MechanismCurve]", lengths: Sequence[int], setting: str) -> list[Table | str]:
     """Ratios, times and memory."""
+    from polaformer.bench.attention import KINDS
 
     def columns(text: "Callable[[MechanismMeasurement], str]") -> Columns:
         return {f"N = {n}": partial(lambda n, row: text(row.points[n]), n) for n in lengths}

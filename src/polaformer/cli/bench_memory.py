@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from polaformer.cli.bench_options import Bench, Lengths, Report, Shapes, records, run_jobs, shape_text
+from polaformer.cli.bench_options import OfOperator, Report, records, run_jobs, shape_text
 from polaformer.cli.bench_tables import cell, mebibytes, number, table
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ EXPLAINED = (
 
 
 @dataclass(frozen=True)
-class BenchMemory(Bench, Lengths, Shapes):
+class BenchMemory(OfOperator):
     """Measure the memory of the operator against the published form, linear attention and softmax.
 
     Reports the bytes saved for backward, and the peak memory of forward alone and of forward and backward. Each contender at
@@ -47,11 +47,8 @@ class BenchMemory(Bench, Lengths, Shapes):
     """Plot memory against the number of tokens into this PNG file; needs --lengths."""
 
     def measure(self) -> Report:
-        """Check the options and measure."""
-        shapes = self.checked_shapes(self.shapes)
-        needs = "draws memory against the number of tokens; give --lengths too, for instance --lengths 1024 2048 4096"
-        self.check_common("" if self.lengths else needs)
-        contenders, notes = self.contenders(self.without, for_memory=True)
+        """Checks the options and measures."""
+        shapes, contenders, notes = self.prepared("memory", for_memory=True)
         from polaformer.analysis.bench_figures import save_memory
         from polaformer.analysis.machine import fingerprint
         from polaformer.bench.memory import benchmark
@@ -63,7 +60,7 @@ class BenchMemory(Bench, Lengths, Shapes):
         machine, peak = fingerprint(), "allocated" if self.device == "cuda" else "resident"
         rows = [{"shape": shape, "rows": records(one)} for shape, one in zip(shapes, found.values(), strict=True)]
         record: dict[str, Any] = {"command": "bench memory", "device": self.device, "threads": self.threads, "machine": machine}
-        record |= {"notes": [*notes, *self.saved_lines()], "shapes": rows}
+        record |= {"notes": notes, "shapes": rows}
         where = f"\nMeasured on {machine['cpu']}, {machine['os']}, torch {machine['torch']}, Python {machine['python']}"
         lengths = dict(zip((shape[2] for shape in shapes), found.values(), strict=True))
         draw = partial(save_memory, found=lengths, peak=peak, title=f"Memory of a call, {self.setting}")
@@ -74,25 +71,20 @@ def _tables(found: "dict[str, dict[str, MemoryMeasurement]]") -> list[Table]:
     """Ratios at all shapes, then absolute numbers."""
     from polaformer.bench.contenders import BASELINE
 
-    def text(kind: str, one: "MemoryMeasurement", value: str) -> str:
-        """The value; in the first column why there is none."""
+    def text(kind: str, unit: int | None, form: str, one: "MemoryMeasurement") -> str:
+        """The bytes in a unit; in the first column why there are none."""
+        size = getattr(one, kind)
+        value = number(size / unit if size is not None and unit else None, form)
         return cell(one, value) if kind == "saved_bytes" else value
-
-    def ratio(kind: str, published: "MemoryMeasurement", one: "MemoryMeasurement") -> str:
-        mine, other = getattr(one, kind), getattr(published, kind)
-        return text(kind, one, "" if mine is None or not other else f"{mine / other:.3g}")
-
-    def absolute(kind: str, one: "MemoryMeasurement") -> str:
-        return text(kind, one, mebibytes(getattr(one, kind)))
 
     caption = "less than 1: less memory; shapes are batch,heads,tokens,head width"
     ratios, absolutes = [], []
     for shape, answers in found.items():
-        columns = {title: partial(ratio, kind, answers[BASELINE]) for kind, title in KINDS.items()}
+        columns = {title: partial(text, kind, getattr(answers[BASELINE], kind), ".3g") for kind, title in KINDS.items()}
         ratios.append(table(f"Memory relative to the published form, shape {shape}", columns, answers, caption=caption))
         given = next((one.inputs for one in answers.values() if one.inputs is not None), None)
         inputs = "" if given is None else f"; inputs and gradient of the output: {mebibytes(given)}"
-        columns = {title: partial(absolute, kind) for kind, title in KINDS.items()}
+        columns = {title: partial(text, kind, 2**20, ".4g") for kind, title in KINDS.items()}
         error = {"error vs float64": lambda one: number(one.error, ".1e")}
         absolutes.append(table(f"Shape {shape}, MiB{inputs}", columns | error, answers))
     return ratios + absolutes

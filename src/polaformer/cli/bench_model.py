@@ -10,13 +10,13 @@ from rich.table import Table
 from polaformer.cli.bench_options import Report, Timed, records
 from polaformer.cli.bench_tables import IN_BRACKETS, TIMES, Columns, cell, mebibytes, number, ratio_text, skipped_text, table
 from polaformer.cli.errors import UsageError
-from polaformer.cli.output import figure_title, load, machine_lines, threads_text
+from polaformer.cli.output import figure_title, machine_lines, threads_text
 from polaformer.errors import nearest
 
 if TYPE_CHECKING:
     from polaformer.bench.model import ModelMeasurement
 
-SMALLEST, LARGEST = 32, 4096  # sides of an image in pixels
+MIN_SIZE, MAX_SIZE = 32, 4096  # sides of an image in pixels
 ROWS = 4  # ours, the published form, the softmax twin, timm's
 STEPS = {"inference": "inference", "train": "training step (forward and backward)"}
 NOTE = "Parameters and images are random (seed 0), including our powers, scales and tables; no drop path."
@@ -26,7 +26,7 @@ NOTE = "Parameters and images are random (seed 0), including our powers, scales 
 class BenchModel(Timed):
     """Time whole models against their published form, their softmax twins and timm's models.
 
-    All models are timed in alternation in one run, in float32. Our model is timed only if its logits, and in a training step
+    All models are timed in interleaved rounds, in float32. Our model is timed only if its logits, and in a training step
     its gradients, agree with the authors' computation on the same parameters; if they do not, the exit code is 1. A model that
     would take too long or need too much memory is skipped, with the reason. If the rounds of a model vary too much, it gets no
     numbers, and the exit code is 75.
@@ -51,9 +51,8 @@ class BenchModel(Timed):
     """Plot images per second against size into this PNG file; needs two or more --sizes."""
 
     def measure(self) -> Report:
-        """Check the options and measure."""
+        """Checks the options and measures."""
         self.check()
-        self.load("polaformer.bench.model")
         from polaformer.analysis.bench_figures import save_images_per_second
         from polaformer.bench.model import benchmark
 
@@ -75,15 +74,15 @@ class BenchModel(Timed):
         return Report(record, shown, draw, {name: rows for name, (rows, _) in results.items()})
 
     def check(self) -> None:
-        """Raise UsageError for options that make no sense."""
+        """Raises UsageError for options that make no sense."""
         needs = "draws images per second against size; give two or more --sizes, for instance --sizes 224 448 896"
-        wrong = [size for size in self.sizes if not SMALLEST <= size <= LARGEST or size % 32]
+        wrong = [size for size in self.sizes if not MIN_SIZE <= size <= MAX_SIZE or size % 32]
         if wrong or not self.sizes:
             given = f"has {wrong[0]}" if wrong else "is empty"
-            raise UsageError(f"--sizes {given}; give multiples of 32 from {SMALLEST} to {LARGEST}, as in --sizes 224 448")
+            raise UsageError(f"--sizes {given}; give multiples of 32 from {MIN_SIZE} to {MAX_SIZE}, as in --sizes 224 448")
         if self.batch < 1:
             raise UsageError(f"--batch is {self.batch}; give at least 1")
-        load("polaformer.backbones")
+        self.load("polaformer.bench.model")
         from polaformer.backbones import list_models
 
         known = list_models("pola_*")

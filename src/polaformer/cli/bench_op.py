@@ -4,18 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.table import Table
 
-from polaformer.cli.bench_options import NONE, Lengths, Report, Shapes, Timed, records, shape_text
+from polaformer.cli.bench_options import NONE, OfOperator, Report, Timed, records, shape_text
 from polaformer.cli.bench_tables import IN_BRACKETS, PASSES, TIMES, Columns, cell, mebibytes, number, ratio_text, table
 from polaformer.cli.output import figure_title, machine_lines, threads_text
 
 if TYPE_CHECKING:
-    from polaformer.analysis.agreement import Shape
-    from polaformer.bench.contenders import Contender
     from polaformer.bench.op import OpMeasurement, OpResult
     from polaformer.bench.runner import LengthCurve
 
@@ -31,10 +30,10 @@ SAVED: Columns = {"saved (MiB)": lambda row: mebibytes(row.saved_bytes), "of pub
 
 
 @dataclass(frozen=True)
-class BenchOp(Timed, Lengths, Shapes):
+class BenchOp(Timed, OfOperator):
     """Time the operator on each backend against the published form, linear attention and softmax.
 
-    All implementations are timed in alternation in one run, in float32. Only one whose output and gradients agree with a slow
+    All implementations are timed in interleaved rounds, in float32. Only one whose output and gradients agree with a slow
     float64 form gets numbers; if any does not, the exit code is 1. One that would take too long or need too much memory is
     skipped, with the reason. If the rounds at a shape or length vary too much, it gets no numbers, and the exit code is 75.
     --lengths leaves out the compiled and the unshifted form.
@@ -45,62 +44,51 @@ class BenchOp(Timed, Lengths, Shapes):
     """
 
     lengths: Annotated[tuple[int, ...], NONE] = ()
-    """Two or more numbers of tokens to time at instead of --shapes, in alternation; shows how time grows per doubling."""
+    """Two or more numbers of tokens to time at instead of --shapes, interleaved; shows how time grows per doubling."""
     mode: Literal["forward", "both"] = "forward"
     """The forward pass alone, or forward and backward together."""
     figure: Path | None = None
     """Plot time against the number of tokens into this PNG file; needs --lengths."""
 
     def measure(self) -> Report:
-        """Check the options and time at all shapes, or at all lengths together."""
-        shapes = self.checked_shapes(self.shapes)
-        needs = "draws time against the number of tokens; give --lengths too, for instance --lengths 4096 8192 16384"
-        self.check_common("" if self.lengths else needs)
-        contenders, notes = self.contenders(self.without, backward=self.mode == "both")
-        return (self._at_lengths if self.lengths else self._at_shapes)(shapes, contenders, notes)
-
-    def _at_shapes(self, shapes: "list[Shape]", contenders: "dict[str, Contender]", notes: list[str]) -> Report:
-        from polaformer.bench.op import benchmark
-
-        jobs = {shape_text(shape): partial(benchmark, [shape], contenders) for shape in shapes}
-        results, machine = self.time(jobs, (len(contenders) + 1) * (self.rounds + 2))
-        found = {shape: next(iter(one.values())) for shape, one in results.items()}
-        notes = list(dict.fromkeys([*notes, *(note for one in found.values() for note in one.notes)]))
-        rows = [{"shape": shape} | one.as_record() for shape, one in zip(shapes, found.values(), strict=True)]
-        shown = [*shape_tables(found, self.mode), *machine_lines(machine), *notes]
-        rows_of = {shape: one.rows for shape, one in found.items()}
-        return Report(self._record(machine, notes) | {"shapes": rows}, shown, lambda _: None, rows_of)
-
-    def _at_lengths(self, shapes: "list[Shape]", contenders: "dict[str, Contender]", notes: list[str]) -> Report:
+        """Checks the options and times at all shapes, or at all lengths together."""
+        shapes, contenders, notes = self.prepared("time", backward=self.mode == "both")
         from polaformer.analysis.bench_figures import save_times
         from polaformer.bench.op import benchmark, curves
 
-        # One row per mechanism, and no compiler at every length.
-        contenders = {name: one for name, one in contenders.items() if one.is_safe and not one.is_compiled}
-        calls = len(contenders) * (1 + (self.rounds + 1) * len(shapes))
-        results, machine = self.time({"lengths": partial(benchmark, shapes, contenders)}, calls)
-        found, setting = results["lengths"], f"{PASSES[self.mode]}, {self.setting}, {threads_text(machine)}"
-        by_name, lengths = curves(found), list(found)
-        record = self._record(machine, notes) | self.sizes | {"lengths": lengths, "rows": records(by_name)}
-        shown = [*_length_tables(by_name, lengths, setting), *machine_lines(machine), *notes]
+        jobs = {shape_text(shape): partial(benchmark, [shape], contenders) for shape in shapes}
+        if self.lengths:  # one row per mechanism, and no compiler at every length
+            contenders = {name: one for name, one in contenders.items() if one.is_safe and not one.is_compiled}
+            jobs = {"lengths": partial(benchmark, shapes, contenders)}
+        results, machine = self.time(jobs, (len(contenders) + 1) * (self.rounds + 2) * len(shapes) // len(jobs))
+        found = [result for one in results.values() for result in one.values()]
+        notes = list(dict.fromkeys([*notes, *(note for one in found for note in one.notes)]))
+        record: dict[str, Any] = {"command": "bench op", "mode": self.mode, "device": self.device}
+        record |= {"machine": machine, "notes": notes}
+        if not self.lengths:
+            record["shapes"] = [{"shape": shape} | one.as_record() for shape, one in zip(shapes, found, strict=True)]
+            by_shape = dict(zip(jobs, found, strict=True))
+            shown = [*shape_tables(by_shape, self.mode), *machine_lines(machine), *notes]
+            return Report(record, shown, lambda _: None, {shape: one.rows for shape, one in by_shape.items()})
+        by_length = results["lengths"]
+        by_name, setting = curves(by_length), f"{PASSES[self.mode]}, {self.setting}, {threads_text(machine)}"
+        record |= self.sizes | {"lengths": list(by_length), "rows": records(by_name)}
+        shown = [*_length_tables(by_name, list(by_length), setting), *machine_lines(machine), *notes]
         draw = partial(save_times, curves=by_name, title=figure_title(setting.capitalize(), machine))
-        return Report(record, shown, draw, {f"N = {n}": one.rows for n, one in found.items()})
-
-    def _record(self, machine: dict[str, Any], notes: list[str]) -> dict[str, Any]:
-        return {"command": "bench op", "mode": self.mode, "device": self.device, "machine": machine, "notes": notes}
+        return Report(record, shown, draw, {f"N = {n}": one.rows for n, one in by_length.items()})
 
 
 def shape_tables(found: "dict[str, OpResult]", mode: str) -> list[Table | str]:
     """Ratios, then what safety costs, then absolute numbers."""
     names = dict.fromkeys(name for result in found.values() for name in result.rows)
     with_saved = any(row.saved_bytes for result in found.values() for row in result.rows.values())
-    columns = {shape: lambda text, result=result: text(result) for shape, result in found.items()}
+    columns: Columns = {shape: itemgetter(shape) for shape in found}
 
-    def rows(text: "Callable[[OpResult, OpMeasurement], str]", label: str = "") -> dict[str, "Callable[[OpResult], str]"]:
-        def shown(result: "OpResult", name: str) -> str:
-            return text(result, result.rows[name]) if name in result.rows else "not compiled"
-
-        return {label + name: partial(shown, name=name) for name in names}
+    def rows(text: "Callable[[OpResult, OpMeasurement], str]", label: str = "") -> dict[str, dict[str, str]]:
+        return {
+            label + name: {n: text(one, one.rows[name]) if name in one.rows else "not compiled" for n, one in found.items()}
+            for name in names
+        }
 
     title = f"Speed relative to the published form, {PASSES[mode]}"
     caption = f"more than 1: faster; {IN_BRACKETS}; shapes are batch,heads,tokens,head width"
@@ -110,7 +98,7 @@ def shape_tables(found: "dict[str, OpResult]", mode: str) -> list[Table | str]:
         title = f"Our fastest against each of the others, {PASSES[mode]}"
         caption = f"how many times longer the other takes; {IN_BRACKETS}"
         caption += "; bytes: what ours saves for backward relative to the other" if with_saved else ""
-        fastest = {"our fastest": lambda result: result.fastest or ""}
+        fastest = {"our fastest": {shape: result.fastest or "" for shape, result in found.items()}}
         over = rows(lambda _, row: cell(row, ratio_text(row.fastest_over)))
         saved = rows(_saved, "bytes: ") if with_saved else {}
         parts.append(table(title, columns, fastest, over, saved, first="shape", caption=caption))

@@ -39,14 +39,6 @@ class Report(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Shapes:
-    """The option of benchmarks at arbitrary shapes."""
-
-    shapes: tuple[str, ...] = SHAPES
-    """Batch, heads, tokens and head width, separated by commas; several shapes are separated by spaces."""
-
-
-@dataclass(frozen=True)
 class Lengths:
     """The options of benchmarks against the number of tokens."""
 
@@ -100,14 +92,13 @@ class Bench:
     threads: int | None = None
     """Number of threads torch may use; by default torch's own choice."""
     figure: Path | None = None
-    """Plot the result against the number of tokens into this PNG file."""
     json: bool = False
     """Print the result as JSON on stdout, and nothing else."""
 
     def run(self) -> int:
         """Measure, draw and print; 0, or 1 if something is incorrect, or 75 if a table is too noisy, with why on stderr."""
         report = self.measure()
-        from polaformer.analysis.timing import WIDEST
+        from polaformer.analysis.timing import MAX_SPREAD
         from polaformer.bench.runner import TOO_NOISY
 
         if self.figure is not None:
@@ -116,27 +107,23 @@ class Bench:
         if self.json:
             print_json(report.record)
         else:
-            print_all(*report.shown, *self.saved_lines())
+            print_all(*report.shown, *([f"saved {self.figure.as_posix()}"] if self.figure else []))
         rows = [(where, row) for where, rows in report.rows.items() for row in rows.values()]
         noisy = dict.fromkeys(f"{where} is {row.skipped}" for where, row in rows if (row.skipped or "").startswith(TOO_NOISY))
         if noisy:
             print_line(
                 f"polaformer bench: {'; '.join(noisy)}. × is high over low of the interval of a median over rounds, "
-                f"and should be at most {WIDEST}; end other programs, or give more --rounds and --seconds",
+                f"and should be at most {MAX_SPREAD}; close other programs, or give more --rounds and --seconds",
                 stderr=True,
             )
         return (NOISY if noisy else 0) if all(row.correct for _, row in rows) else INCORRECT
 
     def measure(self) -> Report:
-        """Check the options and measure; raises UsageError before any work starts."""
+        """Checks the options and measures; raises UsageError before any work starts."""
         raise NotImplementedError
 
-    def saved_lines(self) -> list[str]:
-        """Where the figure is, if there is one."""
-        return [] if self.figure is None else [f"saved {self.figure.as_posix()}"]
-
     def check_common(self, figure_needs: str = "") -> None:
-        """Raise UsageError for shared options that make no sense; figure_needs: what is missing for a figure."""
+        """Raises UsageError for shared options that make no sense; figure_needs: what is missing for a figure."""
         cores = os.cpu_count() or 1
         if not (self.seconds > 0 and isfinite(self.seconds)):
             raise UsageError(f"--seconds is {self.seconds}; give a positive number")
@@ -152,7 +139,7 @@ class Bench:
         prepare_folder(self.figure.parent, "--figure")
 
     def load(self, module: str) -> None:
-        """Load a module, and PyTorch with it; raises UsageError for CUDA if there is no such device."""
+        """Loads a module, and PyTorch with it; raises UsageError for CUDA if there is no such device."""
         with steps({"loading PyTorch": 3.0}) as begin:
             begin("loading PyTorch")
             load(module)
@@ -163,29 +150,41 @@ class Bench:
                 "--device is cuda, but PyTorch finds no CUDA device here; use --device cpu or see `polaformer env`"
             )
 
-    def contenders(
-        self, without: Sequence[str], *, backward: bool = True, for_memory: bool = False
-    ) -> "tuple[dict[str, Contender], list[str]]":
-        """Load PyTorch and return the working contenders without those to leave out, and a line per backend that fails.
 
-        for_memory: include those that are compared for memory only. Raises UsageError for an unknown device or name.
+@dataclass(frozen=True)
+class OfOperator(Bench, Lengths):
+    """The options of benchmarks of the operator."""
+
+    shapes: tuple[str, ...] = SHAPES
+    """Batch, heads, tokens and head width, separated by commas; several shapes are separated by spaces."""
+
+    def prepared(
+        self, measured: str, *, backward: bool = True, for_memory: bool = False
+    ) -> "tuple[list[Shape], dict[str, Contender], list[str]]":
+        """The shapes, the working contenders without those to leave out, and a line per backend that fails.
+
+        for_memory: include those that are compared for memory only. Raises UsageError for options that make no sense.
         """
+        shapes = self.checked_shapes(self.shapes)
+        needs = f"draws {measured} against the number of tokens; give --lengths too, for instance --lengths 1024 4096 16384"
+        self.check_common("" if self.lengths else needs)
         self.load("polaformer.bench.op")
         from polaformer.bench.contenders import BASELINE, CONTENDERS, FOR_MEMORY, working
 
         more = FOR_MEMORY if for_memory else {}
         names = [*CONTENDERS, *more]
-        for part in without:
+        for part in self.without:
             if not any(part in name for name in names):
                 hint = nearest(part, " ".join(names).replace("(", " ").replace(")", " ").split())
                 among = f"{hint}there are: {'; '.join(names)}"
                 raise UsageError(f"--without has {part!r}, which is not part of any name; {among}")
             if part in BASELINE:
                 raise UsageError(f"--without has {part!r}, but {BASELINE} is what the others are compared with; leave it in")
-        with steps({"asking the backends": 3.0}) as begin:
-            begin("asking the backends")  # one may be built now
+        with steps({"checking backends": 3.0}) as begin:
+            begin("checking backends")  # one may be built now
             there, notes = working(self.device, backward=backward)
-        return {name: one for name, one in (there | more).items() if not any(part in name for part in without)}, notes
+        chosen = {name: one for name, one in (there | more).items() if not any(part in name for part in self.without)}
+        return shapes, chosen, notes
 
 
 @dataclass(frozen=True)
@@ -197,7 +196,7 @@ class Timed(Bench):
     """Maximum number of timing rounds."""
 
     def check_common(self, figure_needs: str = "") -> None:
-        """Also raise UsageError for a bad number of rounds."""
+        """Also raises UsageError for a bad number of rounds."""
         if self.rounds < 1:
             raise UsageError(f"--rounds is {self.rounds}; give at least 1")
         super().check_common(figure_needs)

@@ -60,7 +60,7 @@ class Check(DynamicCommand):
 
     @classmethod
     def run_arguments(cls, arguments: Sequence[str]) -> int:
-        """Check the dataset; the available options depend on the task."""
+        """Checks the dataset; the available options depend on the task."""
         if wants_help(arguments):
             task = find_task(peek_option("task", arguments) or DEFAULT)
             return print_help(PROGRAM, cls.__doc__ or "", cls(), task.checking())
@@ -72,7 +72,7 @@ class Check(DynamicCommand):
         return command.run(task, options)
 
     def run(self, task: Task, options: CheckOptions) -> int:
-        """Read everything and print the problems."""
+        """Reads everything and prints the problems."""
         target = self.write_manifest
         if target is not None and not os.path.isdir(target.parent):
             raise CannotWriteError(

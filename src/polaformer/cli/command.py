@@ -10,7 +10,7 @@ class Command(Protocol):
     """A command whose options are always the same; `tyro` parses them."""
 
     def run(self) -> int:
-        """Run the command and return the exit code."""
+        """Runs the command and returns the exit code."""
         ...
 
 
@@ -23,5 +23,5 @@ class DynamicCommand:
 
     @classmethod
     def run_arguments(cls, arguments: Sequence[str]) -> int:
-        """Parse the arguments, run the command and return the exit code."""
+        """Parses the arguments, runs the command and returns the exit code."""
         raise NotImplementedError

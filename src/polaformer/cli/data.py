@@ -29,7 +29,7 @@ class Conversion:
     source: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="SOURCE")]]
     """The file or folder to read."""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
-    """Directory to write; one that was finished with the same source is left alone."""
+    """Output directory; left as it is if it is complete and from the same source."""
     overwrite: bool = False
     """Replace a prepared directory that exists."""
     json: bool = False
@@ -41,7 +41,7 @@ class Conversion:
 
 
 def convert(dataset: str, source: Path, out: Path, *, overwrite: bool = False, as_json: bool = False) -> int:
-    """Convert a dataset to the prepared form, print statistics of each split, and return the exit code."""
+    """Converts a dataset to the prepared form, prints statistics of each split, and returns the exit code."""
     _check(source, out)
     load("polaformer.data.sources.lra.opening", f"polaformer.data.sources.lra.{dataset}")
     from polaformer.data.sources.lra.opening import find_dataset, open_sequences
@@ -49,7 +49,7 @@ def convert(dataset: str, source: Path, out: Path, *, overwrite: bool = False, a
 
     module = find_dataset(dataset)
     if holds(source):
-        raise UsageError(f"{source} is prepared already; give it to --data as it is")
+        raise UsageError(f"{source} is already prepared; give it to --data directly")
     if not module.holds(source):
         open_sequences(source, dataset)  # raises, and says what is wrong
     about = describe_source(source)
@@ -60,13 +60,13 @@ def convert(dataset: str, source: Path, out: Path, *, overwrite: bool = False, a
             with writing(out):
                 manifest = write(splits, out, dataset, about, statistics=module.statistics, overwrite=overwrite)
     elif not as_json:
-        print_line(f"{printable(out)} was finished before; --overwrite writes it again", stderr=True)
+        print_line(f"{printable(out)} is already complete; --overwrite writes it again", stderr=True)
     report(out, manifest, as_json=as_json, source=source)
     return 0
 
 
 def describe_source(source: Path) -> dict[str, Any]:
-    """What tells a source from another, or from itself after a change: path, number of files, bytes, newest file."""
+    """Identifies a source and its version: path, number of files, bytes, newest file."""
     files = [source] if not source.is_dir() else [Path(folder, name) for folder, _, names in os.walk(source) for name in names]
     statuses = []
     for file in files:
@@ -96,7 +96,7 @@ def reading(source: Path) -> Iterator[Callable[[int, int], None]]:
 
 
 def report(out: Path, manifest: Mapping[str, Any], *, as_json: bool, **more: Any) -> None:
-    """Print what a prepared directory holds: a table with one column per split, or JSON."""
+    """Prints what a prepared directory holds: a table with one column per split, or JSON."""
     splits = manifest["splits"]
     if as_json:
         given = {name: str(value) for name, value in more.items()}

@@ -23,9 +23,9 @@ class Generation:
     dataset: ClassVar[str]
 
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
-    """Directory to write to; after an interruption, the same command resumes there."""
+    """Output directory; after an interruption, the same command resumes there."""
     source: tyro.conf.Positional[Annotated[Path | None, tyro.conf.arg(metavar="[SOURCE]", help_behavior_hint="")]] = None
-    """Convert data in the form of the release to the prepared form instead of generating some."""
+    """Released data to convert to the prepared form, instead of generating new data."""
     seed: int = 0
     """Random seed of the data; the same seed gives the same files, whatever the number of workers."""
     workers: int = 2
@@ -42,11 +42,11 @@ class Generation:
         return self.generate()
 
     def generate(self) -> int:
-        """Generate what is missing, and print statistics of each split."""
+        """Generates what is missing, and prints statistics of each split."""
         raise NotImplementedError
 
     def prepare(self, numbers: Mapping[str, int], least: int) -> None:
-        """Check the options, of which `numbers` must not be below `least`, and create the directory."""
+        """Checks the options, of which `numbers` must not be below `least`, and creates the directory."""
         for name, number in numbers.items():
             if number < least:
                 raise UsageError(f"--{name} is {number}; give an integer ≥ {least}")
@@ -57,7 +57,7 @@ class Generation:
         prepare_folder(self.out, "--out")
 
     def report(self, manifest: Mapping[str, Any]) -> int:
-        """Print the statistics of each split, and return the exit code."""
+        """Prints the statistics of each split, and returns the exit code."""
         if self.json:
             print_json({"command": f"data {manifest['dataset']}", "out": str(self.out), **manifest})
         else:

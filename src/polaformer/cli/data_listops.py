@@ -23,14 +23,14 @@ class DataListops(Generation):
     dataset = "listops"
 
     train: int = 96_000
-    """Number of expressions in train."""
+    """Number of training expressions."""
     val: int = 2_000
-    """Number of expressions in val."""
+    """Number of validation expressions."""
     test: int = 2_000
-    """Number of expressions in test."""
+    """Number of test expressions."""
 
     def generate(self) -> int:
-        """Generate what is missing, and print statistics of each split."""
+        """Generates what is missing, and prints statistics of each split."""
         sizes = {"train": self.train, "val": self.val, "test": self.test}
         self.prepare(sizes, least=1)
         load("polaformer.data.sources.lra.listops_generator")

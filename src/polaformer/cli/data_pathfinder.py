@@ -6,7 +6,7 @@ from polaformer.cli.data_generation import Generation, stages
 from polaformer.cli.errors import UsageError
 from polaformer.cli.output import load
 
-LEAST_IMAGES = 10  # one for each of val and test
+MIN_IMAGES = 10  # one for each of val and test
 
 
 @dataclass(frozen=True)
@@ -25,19 +25,19 @@ class DataPathfinder(Generation):
     dataset = "pathfinder"
 
     images: int = 200_000
-    """Number of images; 80 % of them are for train, 10 % for val and 10 % for test."""
+    """Number of images: 80 % for training, 10 % for validation and 10 % for testing."""
     contour_length: int = 14
     """Number of segments of the two long contours; 14 is the level of the published tables, 9 and 6 are easier."""
 
     def generate(self) -> int:
-        """Generate what is missing, and print statistics of each split."""
+        """Generates what is missing, and prints statistics of each split."""
         load("polaformer.data.sources.lra.pathfinder_generator")
         from polaformer.data.sources.lra.pathfinder_generator import CONTOUR_LENGTHS, generate
 
         if self.contour_length not in CONTOUR_LENGTHS:
             first, last = CONTOUR_LENGTHS[0], CONTOUR_LENGTHS[-1]
             raise UsageError(f"--contour-length is {self.contour_length}; give an integer from {first} to {last}")
-        self.prepare({"images": self.images}, least=LEAST_IMAGES)
+        self.prepare({"images": self.images}, least=MIN_IMAGES)
         with stages("images") as stage:
             manifest = generate(
                 self.out,

@@ -44,7 +44,7 @@ class Demo:
     """Print the result as JSON on stdout, and nothing else."""
 
     def run(self) -> int:
-        """Train both models and report."""
+        """Trains both models and reports."""
         if not 1 <= self.epochs <= 10_000:
             raise UsageError(f"--epochs is {self.epochs}; give an integer from 1 to 10,000")
         if not 0 <= self.seed < 2**63:

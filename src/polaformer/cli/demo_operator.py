@@ -22,7 +22,7 @@ MAGNITUDES = (1.0, 1e-20, 1e20)
 POWER = 3.0  # of the comparison at these magnitudes: the initial power of a layer
 NUM_DIGITS = 32
 QUERY = (2, 2)  # row and column of the pixel whose attention is drawn: on the stroke of the first digit
-LONGEST = 32768  # softmax takes time quadratic in it: beyond this a single call outlasts the demo
+MAX_LENGTH = 32768  # softmax takes time quadratic in it: beyond this a single call outlasts the demo
 SHAPE = (2, 4, 128, 32)  # of the comparison with the quadratic form
 NUM_HEADS, WIDTH = 8, 32  # of the timings
 FORMS = ("ours", "published")
@@ -74,7 +74,7 @@ class DemoOperator:
     """Print the result as JSON on stdout, and nothing else."""
 
     def run(self) -> int:
-        """Check the options, measure, draw and print."""
+        """Checks the options, measures, draws and prints."""
         self.check()
         require("train", "matplotlib", "sklearn")
         prepare_folder(self.out, "--out")
@@ -87,9 +87,9 @@ class DemoOperator:
 
     def check(self) -> None:
         """Raises UsageError for options that make no sense."""
-        wrong = [length for length in self.lengths if not 1 <= length <= LONGEST]
+        wrong = [length for length in self.lengths if not 1 <= length <= MAX_LENGTH]
         if wrong:
-            raise UsageError(f"--lengths has {wrong[0]}; give integers from 1 to {LONGEST}")
+            raise UsageError(f"--lengths has {wrong[0]}; give integers from 1 to {MAX_LENGTH}")
         if len(set(self.lengths)) < 2:
             given = " ".join(str(length) for length in self.lengths) or "nothing"
             raise UsageError(f"--lengths is {given}; a slope needs at least two different lengths, as in --lengths 256 1024")
@@ -178,7 +178,7 @@ def _agreement(
 
 
 def time_at(length: int, *, rounds: int = 15, seconds: float = 6.0, seed: int = 0) -> "dict[str, Timing]":
-    """One forward pass of "polarity" attention and one of "softmax" (SDPA), in turns, batch 1, fp32."""
+    """One forward pass of "polarity" attention and one of "softmax" (SDPA), interleaved, batch 1, fp32."""
     import torch
     import torch.nn.functional as F
 

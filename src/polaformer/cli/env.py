@@ -21,7 +21,7 @@ class Env:
     """Print the result as JSON on stdout, and nothing else."""
 
     def run(self) -> int:
-        """Collect and print."""
+        """Collects and prints."""
         with steps({"loading PyTorch": 3.0, "checking backends": 3.0}) as begin:
             begin("loading PyTorch")
             load("polaformer.analysis.machine")

@@ -39,7 +39,7 @@ class Evaluate(DynamicCommand):
 
     @classmethod
     def run_arguments(cls, arguments: Sequence[str]) -> int:
-        """Evaluate the weights; the available options depend on their task."""
+        """Evaluates the weights; the available options depend on their task."""
         if wants_help(arguments):
             return print_help(PROGRAM, cls.__doc__ or "", cls(), task_for_help(arguments, PROGRAM).evaluation())
         checkpoint = find_checkpoint(arguments, PROGRAM)
@@ -48,7 +48,7 @@ class Evaluate(DynamicCommand):
         return command.run(checkpoint, options)
 
     def run(self, checkpoint: CheckpointOption, options: Any) -> int:
-        """Load the model, evaluate it and print the results."""
+        """Loads the model, evaluates it and prints the results."""
         load("polaformer.tasks.running")
         from polaformer.tasks.running import find_run
         from polaformer.tasks.stored_recipe import load_recipe

@@ -93,7 +93,7 @@ COMMANDS: dict[str, Entry] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `polaformer` with the arguments (default: sys.argv) and return the exit code."""
+    """Runs `polaformer` with the arguments (default: sys.argv) and returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     _replace_unencodable_characters()
     os.environ.update(slurm_variables(os.environ))  # before anything reads the rank
@@ -141,7 +141,7 @@ def _parse(command: type[Command], program: str, options: Sequence[str]) -> Comm
 
 
 def _print_error(program: str, error: Exception) -> None:
-    """Print the error; if several processes meet the same one, only the first process prints it."""
+    """Prints the error; if several processes meet the same one, only the first process prints it."""
     if os.environ.get("RANK", "0") == "0" or isinstance(error, DataError | CannotWriteError):
         # These errors escape their own lines.
         text = str(error) if isinstance(error, DataError | SettingsError | CommandError) else printable(str(error))
@@ -156,7 +156,7 @@ def _command_name(arguments: Sequence[str]) -> str:
 
 
 def _run_without_command(group: str, arguments: Sequence[str]) -> int:
-    """Print help or the version, or raise UsageError; `group` is "bench" for `polaformer bench …`, otherwise ""."""
+    """Prints help or the version, or raises UsageError; `group` is "bench" for `polaformer bench …`, otherwise ""."""
     rest = arguments[len(group.split()) :]
     if rest and rest[0] in ("-h", "--help"):
         _print_help(group)
@@ -194,7 +194,7 @@ def _print_help(group: str) -> None:
 
 
 def _replace_unencodable_characters() -> None:
-    """Print a question mark for a character that the encoding of stdout or stderr lacks, rather than fail."""
+    """Prints a question mark for a character that the encoding of stdout or stderr lacks, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -34,7 +34,7 @@ class Models:
     """Print the result as JSON on stdout, and nothing else."""
 
     def run(self) -> int:
-        """Count parameters and MACs of each model and print the table."""
+        """Counts parameters and MACs of each model and prints the table."""
         task = find_task(self.task)
         load("polaformer.analysis.counting")
         listed = task.models(self.pattern, self.attention)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def show(findings: Findings, paths: Sequence[Path]) -> None:
-    """Print the tables, the machine, and where the files are."""
+    """Prints the tables, the machine, and where the files are."""
     tables = (_agreement(findings), _safety(findings), _sharpness(findings), _times(findings))
     print_all(*tables, *machine_lines(findings.machine), *(f"saved {path.as_posix()}" for path in paths))
 
@@ -115,7 +115,7 @@ def _times(findings: Findings) -> Table:
         "polarity (ms)",
         "SDPA (ms)",
         "SDPA / polarity",
-        caption=f"medians, taken in turns; SDPA: torch's scaled_dot_product_attention; fitted: {grows or 'too few lengths'}",
+        caption=f"medians, interleaved; SDPA: torch's scaled_dot_product_attention; fitted: {grows or 'too few lengths'}",
     )
     for length, one in findings.timings.items():
         speedup = _speedup(one)

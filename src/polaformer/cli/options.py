@@ -60,7 +60,7 @@ def wants_help(arguments: Iterable[str]) -> bool:
 
 
 def print_help(program: str, about: str, *defaults: Any) -> int:
-    """Print help on the options of all the dataclasses, and return the exit code."""
+    """Prints help on the options of all the dataclasses, and returns the exit code."""
     combined: Any = make_dataclass("Options", [], bases=tuple(type(one) for one in reversed(defaults)), frozen=True)
     default = combined(**{field.name: getattr(one, field.name) for one in defaults for field in fields(one)})
     config = (tyro.conf.FlagCreatePairsOff,)

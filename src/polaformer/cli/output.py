@@ -32,7 +32,7 @@ class Terminal(Console):
         super().__init__(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Escape every string that enters the layout."""
+        """Escapes every string that enters the layout."""
         return super().render_str(escaped(text), **options)
 
 
@@ -54,7 +54,7 @@ class LiveProgress(Progress):
         super().__init__(*columns, TimeElapsedColumn(), console=terminal, disable=not self.is_shown)
 
     def say(self, text: str) -> None:
-        """Print a line above the bars."""
+        """Prints a line above the bars."""
         if self.is_shown:
             self.console.print(printable(text))
         else:
@@ -68,7 +68,7 @@ def escaped(text: str) -> str:
 
 
 def load(*modules: str) -> None:
-    """Import the modules with Ctrl-C blocked: a library that is interrupted while loading may abort or fail unpredictably."""
+    """Imports the modules with Ctrl-C blocked: a library that is interrupted while loading may abort or fail unpredictably."""
     held = hasattr(signal, "pthread_sigmask")
     if held:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -125,7 +125,7 @@ class NamesTable(Table):
     """A table that escapes line breaks in cells, so that each cell is one line."""
 
     def add_row(self, *cells: Any, **options: Any) -> None:
-        """Add a row of escaped cells."""
+        """Adds a row of escaped cells."""
         super().add_row(*(printable(cell) if isinstance(cell, str) else cell for cell in cells), **options)
 
 
@@ -141,7 +141,7 @@ def new_table(title: str, *columns: str, caption: str | None = None) -> Table:
 
 
 def print_all(*parts: Table | str) -> None:
-    """Print tables and lines on stdout."""
+    """Prints tables and lines on stdout."""
     with writing("standard output"):
         for part in parts:
             print_line(part) if isinstance(part, str) else _print_table(part)
@@ -149,7 +149,7 @@ def print_all(*parts: Table | str) -> None:
 
 
 def _print_table(table: Table) -> None:
-    """Print at the width of the terminal, or at full width into a pipe or a file."""
+    """Prints at the width of the terminal, or at full width into a pipe or a file."""
     console = Terminal()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         wide = Terminal(width=1000)
@@ -158,12 +158,12 @@ def _print_table(table: Table) -> None:
 
 
 def print_line(text: str, *, stderr: bool = False) -> None:
-    """Print one line, unwrapped."""
+    """Prints one line, unwrapped."""
     Terminal(stderr=stderr).print(text, soft_wrap=True)
 
 
 def print_json(result: dict[str, Any]) -> None:
-    """Print the result as JSON on stdout."""
+    """Prints the result as JSON on stdout."""
     with writing("standard output"):
         sys.stdout.write(to_json(result))
         sys.stdout.flush()
@@ -176,7 +176,7 @@ def to_json(result: dict[str, Any]) -> str:
 
 
 def prepare_folder(path: Path, option: str) -> None:
-    """Create the directory and try to write in it, so that a command fails before its work rather than after."""
+    """Creates the directory and tries to write in it, so that a command fails before its work rather than after."""
     with writing(f"{option} {path}"):
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):

@@ -44,7 +44,7 @@ class Predict(DynamicCommand):
 
     @classmethod
     def run_arguments(cls, arguments: Sequence[str]) -> int:
-        """Predict the inputs; the available options depend on the task of the weights."""
+        """Predicts the inputs; the available options depend on the task of the weights."""
         if wants_help(arguments):
             return print_help(PROGRAM, cls.__doc__ or "", cls(), task_for_help(arguments, PROGRAM).prediction())
         if not arguments:
@@ -54,7 +54,7 @@ class Predict(DynamicCommand):
         return command.run(checkpoint, options)
 
     def run(self, checkpoint: CheckpointOption, options: Any) -> int:
-        """Load the model, predict and print the predictions."""
+        """Loads the model, predicts and prints the predictions."""
         predictor = checkpoint.task.predictor(checkpoint.weights)
         with progress_bar() as bar:
             task = bar.add_task("predicting", total=len(self.inputs))

@@ -34,7 +34,7 @@ class Resume(DynamicCommand):
 
     @classmethod
     def run_arguments(cls, arguments: Sequence[str]) -> int:
-        """Resume the run that the first argument names; the available options depend on its task."""
+        """Resumes the run that the first argument names; the available options depend on its task."""
         program = "polaformer resume RUN"
         if wants_help(arguments):
             is_run = not arguments[0].startswith("-") and os.path.lexists(arguments[0])

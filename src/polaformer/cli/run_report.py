@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def report_run(finished: "FinishedRun", *, command: str, json: bool) -> None:
-    """Write report.html into the run directory and print the results; with several processes, only the main one does."""
+    """Writes report.html into the run directory and prints the results; with several processes, only the main one does."""
     from polaformer.analysis.report import write_report
 
     if not finished.is_main:

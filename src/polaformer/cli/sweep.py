@@ -80,7 +80,7 @@ class Sweep:
     """Print the result as JSON on stdout, and nothing else."""
 
     def run(self) -> int:
-        """Train the unfinished runs and print the table; or only list or collect them."""
+        """Trains the unfinished runs and prints the table; or only lists or collects them."""
         self._check()
         runs = plan_runs(read_cells(self.files, self._find), self._folder)
         states = read_states(runs)

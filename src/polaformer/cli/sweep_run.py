@@ -40,7 +40,7 @@ def encode_request(run: SweepRun) -> str:
 
 
 def main() -> int:
-    """Train the run requested on stdin, and return the exit code that `polaformer train` would."""
+    """Trains the run requested on stdin, and returns the exit code that `polaformer train` would."""
     request = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     events = EventWriter(os.fdopen(os.dup(1), "w", encoding="utf-8"))
@@ -65,7 +65,7 @@ class EventWriter:
         self.stream, self.last_update = stream, 0.0
 
     def write(self, event: str, **record: Any) -> None:
-        """Write one line; ignore that the parent has ended."""
+        """Writes one line; ignores that the parent has ended."""
         try:
             self.stream.write(json.dumps({"event": event, **record}) + "\n")
             self.stream.flush()
@@ -73,7 +73,7 @@ class EventWriter:
             pass
 
     def forward(self, event: str, record: dict[str, Any], metric: Metric) -> None:
-        """Send one event of the loop; updates only a few times per second."""
+        """Sends one event of the loop; updates only a few times per second."""
         if event == "update":
             now = time.monotonic()
             if now - self.last_update >= SECONDS_BETWEEN_UPDATES or record["step"] == record["total"]:
@@ -122,7 +122,7 @@ def _can_resume(folder: Path) -> bool:
 
 
 def _stop_with_parent() -> None:
-    """Stop training when stdin is closed, which happens when the parent process ends, for whatever reason."""
+    """Stops training when stdin is closed, which happens when the parent process ends, for whatever reason."""
     while os.read(0, 1024):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

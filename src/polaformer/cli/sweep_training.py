@@ -49,7 +49,7 @@ class SweepObserver(Protocol):
 
 
 def train_runs(runs: Sequence[SweepRun], jobs: int, threads: int, observer: SweepObserver) -> dict[SweepRun, str]:
-    """Train the runs, `jobs` at a time with `threads` threads each, and return the failed ones with the reasons.
+    """Trains the runs, `jobs` at a time with `threads` threads each, and returns the failed ones with the reasons.
 
     A failed run does not stop the others. On SIGINT and SIGTERM, all processes save and end, and StoppedError is raised; the
     same call resumes them later.
@@ -80,7 +80,7 @@ def train_runs(runs: Sequence[SweepRun], jobs: int, threads: int, observer: Swee
 
 
 def _forward_events(running: Iterable["_Process"], observer: SweepObserver) -> None:
-    """Wait briefly for events of the processes, and pass them on."""
+    """Waits briefly for events of the processes, and passes them on."""
     with DefaultSelector() as selector:
         for process in running:
             if process.is_readable:
@@ -183,7 +183,7 @@ class _Process:
         return f"its process {ended} without an error message"
 
     def terminate(self) -> bool:
-        """Ask it to save and end, once, since a second signal would end it at once. Returns whether this call asked."""
+        """Asks it to save and end, once, since a second signal would end it at once. Returns whether this call asked."""
         if self.is_terminated or self.has_ended:
             return False
         self.is_terminated = True
@@ -191,12 +191,12 @@ class _Process:
         return True
 
     def wait(self) -> None:
-        """Wait until it has ended."""
+        """Waits until it has ended."""
         self._popen.wait()
         self.close()
 
     def close(self) -> None:
-        """Close the pipes of an ended process."""
+        """Closes the pipes of an ended process."""
         for stream in (self._popen.stdin, self._popen.stdout):
             if stream is not None:
                 stream.close()

@@ -163,7 +163,7 @@ class SweepView:
         self.bar.say(f"stopping: {running} {'run is' if running == 1 else 'runs are'} being saved; signal again to exit now")
 
     def refresh(self) -> None:
-        """Update the bar over all runs."""
+        """Updates the bar over all runs."""
         title = f"{self.pace.num_over} of {len(self.pace.runs)} runs"
         numbers = f"{self.pace.updates_per_second():,.1f} updates/s{self._left()}, elapsed"
         self.bar.update(self.whole, description=title, completed=self.pace.share(), numbers=numbers)

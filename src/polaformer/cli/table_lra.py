@@ -15,13 +15,13 @@ from polaformer.recipes.lra import recipe_of
 from polaformer.tasks.sequence.datasets import DatasetName
 from polaformer.tasks.sequence.published import ROWS, SOURCES, TASKS, printed_accuracy
 from polaformer.tasks.sequence.recipe import SequenceRecipe
-from polaformer.tasks.sequence.variants import VARIANTS
+from polaformer.tasks.sequence.rows import ARENA_ROWS
 from polaformer.tasks.sweep import Cell, plan_runs
 from polaformer.tasks.sweep_state import read_states
 from polaformer.training.run import Run
 
 if TYPE_CHECKING:
-    from polaformer.analysis.lra_table import CellResult
+    from polaformer.analysis.lra_table import TableCell
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class TableLra:
     """
 
     runs: tuple[str, ...] = ("runs/lra",)
-    """Directories that hold runs; --run trains in the first."""
+    """Directories that hold runs; --run stores new ones in the first."""
     tasks: tuple[DatasetName, ...] = TASKS
     """Tasks to show."""
     rows: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="(default: all)")] = ()
     """Rows to show, such as pola-a3 or softmax."""
     train: Annotated[bool, tyro.conf.arg(name="run")] = False
-    """Train what is missing first; needs --rows."""
+    """Train the missing cells first; needs --rows."""
     data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TASK=DIR", help_behavior_hint="(default: none)")] = ()
     """With --run: the data of each task, as in text=aclImdb."""
     seeds: tuple[int, ...] = (0,)
@@ -60,7 +60,7 @@ class TableLra:
     """Print the result as JSON on stdout, and nothing else."""
 
     def run(self) -> int:
-        """Train what is missing if asked to, and print the table."""
+        """Trains what is missing if asked to, and prints the table."""
         self._check()
         failures = self._train() if self.train else {}
         load("polaformer.analysis.lra_table")
@@ -78,7 +78,7 @@ class TableLra:
         return INCORRECT if failures else 0
 
     def _check(self) -> None:
-        known = {"--tasks": (self.tasks, TASKS), "--rows": (self.rows, VARIANTS), "--data": (self._folders, TASKS)}
+        known = {"--tasks": (self.tasks, TASKS), "--rows": (self.rows, ARENA_ROWS), "--data": (self._folders, TASKS)}
         for option, (given, allowed) in known.items():
             for name in given:
                 if name not in allowed:
@@ -105,7 +105,7 @@ class TableLra:
         return {name: folder for name, _, folder in (pair.partition("=") for pair in self.data)}
 
     def _train(self) -> dict[str, str]:
-        """Train the cells that have no finished run; returns the reasons of failures by name."""
+        """Trains the cells that have no finished run; returns the reasons of failures by name."""
         out = Path(self.runs[0])
         cells = [Cell(f"{task}-{row}", self._recipe(task, row), self.seeds) for task in self.tasks for row in self.rows]
         raise_all([f"{cell.name}: {problem}" for cell in cells for problem in cell.recipe.problems()])
@@ -126,7 +126,7 @@ class TableLra:
             changes |= {"steps": self.steps, "warmup_steps": max(1, round(recipe.warmup_steps * self.steps / recipe.steps))}
         return replace(recipe, **changes)
 
-    def _show(self, cells: "list[CellResult]", unfinished: int) -> None:
+    def _show(self, cells: "list[TableCell]", unfinished: int) -> None:
         notes = [f"{letter}  {text}" for letter, text in SOURCES.items()]
         if unfinished:
             runs = "1 run is" if unfinished == 1 else f"{unfinished} runs are"
@@ -136,13 +136,13 @@ class TableLra:
         title = "Where the paper's numbers come from, by the letter behind them:"
         print_all(self._table(cells), *_setups(cells), f"\n{title}", *notes)
 
-    def _table(self, cells: "list[CellResult]") -> Table:
+    def _table(self, cells: "list[TableCell]") -> Table:
         """A row per mechanism and setup, two columns per task: the paper's accuracy, and ours."""
         columns = [column for task in self.tasks for column in (f"{task}\npaper", "\nours")]
         whole = len(set(self.tasks)) == len(TASKS)
         columns += ["average\npaper", "\nours"] if whole else []
         found = new_table("Long Range Arena: accuracy in %", "row", *columns)
-        printed = [name for name in (self.rows or VARIANTS) if name in ROWS or any(cell.row == name for cell in cells)]
+        printed = [name for name in (self.rows or ARENA_ROWS) if name in ROWS or any(cell.row == name for cell in cells)]
         lines = dict.fromkeys([*((name, "") for name in printed), *((cell.row, cell.setup) for cell in cells)])
         for row, setup in sorted(lines, key=lambda line: list(dict.fromkeys(name for name, _ in lines)).index(line[0])):
             ours = {cell.task: cell.text for cell in cells if (cell.row, cell.setup) == (row, setup)}
@@ -157,17 +157,17 @@ def _printed(row: str, task: DatasetName) -> str:
     return "" if accuracy is None else f"{accuracy:.2f} {ROWS[row].source}"
 
 
-def _averages(row: str, setup: str, cells: "list[CellResult]") -> tuple[str, str]:
+def _averages(row: str, setup: str, cells: "list[TableCell]") -> tuple[str, str]:
     """The averages over all tasks: the paper's, and ours if there is a run of each."""
     printed = f"{sum(ROWS[row].accuracies) / len(TASKS):.2f}" if row in ROWS and not setup else ""
     ours = {cell.task: cell.mean for cell in cells if (cell.row, cell.setup) == (row, setup)}
     return printed, f"{sum(ours.values()) / len(TASKS):.2f}" if len(ours) == len(TASKS) else ""
 
 
-def _setup_names(cells: "list[CellResult]") -> list[str]:
+def _setup_names(cells: "list[TableCell]") -> list[str]:
     return list(dict.fromkeys(cell.setup for cell in cells if cell.setup))
 
 
-def _setups(cells: "list[CellResult]") -> list[str]:
+def _setups(cells: "list[TableCell]") -> list[str]:
     """What differs from the published settings, for each mark in the table."""
     return [f"[{number}] {text}" for number, text in enumerate(_setup_names(cells), start=1)]

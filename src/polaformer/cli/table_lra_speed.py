@@ -11,7 +11,7 @@ from polaformer.cli.output import counted, load, machine_lines, new_table, print
 from polaformer.errors import nearest
 from polaformer.tasks.sequence.datasets import DATASETS, DatasetName
 from polaformer.tasks.sequence.published import MILLISECONDS, TASKS, printed_memory, printed_speedup
-from polaformer.tasks.sequence.variants import VARIANTS
+from polaformer.tasks.sequence.rows import ARENA_ROWS
 
 if TYPE_CHECKING:
     from polaformer.analysis.lra_speed import SpeedRow
@@ -30,7 +30,7 @@ NOTES = (
 class TableLraSpeed:
     """Time training steps on the Long Range Arena: tokens per millisecond and memory, relative to softmax.
 
-    The mechanisms of a task take turns in one run, with the same batch and micro-batch for all, in float32.
+    The mechanisms of a task are timed in interleaved rounds, with the same batch and micro-batch for all, in float32.
 
     Example: polaformer table lra-speed --tasks text listops --rows pola-a3 nystrom linformer --threads 1
     """
@@ -42,7 +42,7 @@ class TableLraSpeed:
     batch: int = 4
     """Sequences per step; the paper has 16 to 256."""
     micro_batch: int | None = None
-    """Sequences at once; by default all of a step."""
+    """Sequences per micro-batch; by default the whole batch."""
     rounds: int = 9
     """Maximum number of timing rounds."""
     seconds: float = 60.0
@@ -55,7 +55,7 @@ class TableLraSpeed:
     """Print the result as JSON on stdout, and nothing else."""
 
     def run(self) -> int:
-        """Time all rows of each task, and print the tables."""
+        """Times all rows of each task, and prints the tables."""
         self._check()
         load("polaformer.analysis.lra_speed", "polaformer.analysis.machine")
         from polaformer.analysis.lra_speed import BASELINE, compare
@@ -75,7 +75,7 @@ class TableLraSpeed:
         return 0
 
     def _check(self) -> None:
-        known = [*VARIANTS, "softmax-materialised"]
+        known = [*ARENA_ROWS, "softmax-materialised"]
         for name in self.rows:
             if name not in known:
                 raise UsageError(f"--rows has {name!r}; {nearest(name, known)}choose from {', '.join(known)}")

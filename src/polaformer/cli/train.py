@@ -50,7 +50,7 @@ class Train(DynamicCommand):
 
     @classmethod
     def run_arguments(cls, arguments: Sequence[str]) -> int:
-        """Train the recipe that the first argument names; the options after it change its settings."""
+        """Trains the recipe that the first argument names; the options after it change its settings."""
         if not arguments:
             some = ", ".join(list(recipes())[:3])
             raise UsageError(f"no recipe given; choose one of: {some}, …; polaformer train --help lists them all")
@@ -69,7 +69,7 @@ class Train(DynamicCommand):
         return command.run(changed)
 
     def run(self, recipe: Recipe) -> int:
-        """Train the recipe, or print what that would require."""
+        """Trains the recipe, or prints what that would require."""
         require("train", "accelerate", "tensorboard", "matplotlib")
         for line in recipe.before_training():
             print_line(line, stderr=True)

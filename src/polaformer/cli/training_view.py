@@ -32,7 +32,7 @@ class TrainingView:
         self.bar.stop()
 
     def __call__(self, event: str, record: dict[str, Any]) -> None:
-        """Handle one event of the training loop."""
+        """Handles one event of the training loop."""
         if self.is_silent:
             return
         if event == "update":

@@ -76,7 +76,7 @@ def audit(
     num_workers: int = 2,
     advance: Callable[[], object] = lambda: None,
 ) -> AuditReport:
-    """Read every image of all splits. known: expected digests by "split/name"; advance: called once per image."""
+    """Reads every image of all splits. known: expected digests by "split/name"; advance: called once per image."""
     report = AuditReport()
     duplicates = Duplicates("image", data.classes)
     for name, source in data.splits.items():
@@ -101,7 +101,7 @@ def read_manifest(path: Path) -> dict[str, str]:
 
 
 def write_manifest(path: Path, digests: Mapping[str, str]) -> None:
-    """Write the digests of a dataset."""
+    """Writes the digests of a dataset."""
     path.write_text(json.dumps({"format": FORMAT, "sha256": dict(digests)}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -126,7 +126,7 @@ def _inspect(source: Images, index: int) -> Inspected:
 
 
 def _record(report: AuditReport, duplicates: Duplicates, split: str, source: Source, index: int, inspected: Inspected) -> None:
-    """Add the digest and the problems of one image to the report."""
+    """Adds the digest and the problems of one image to the report."""
     image, label, digest = source.name(index), source.labels[index], inspected.digest
     if digest is not None:
         report.digests[f"{split}/{image}"] = digest

@@ -18,7 +18,7 @@ def derive(*parts: str | int) -> int:
 
 
 def reseed(seed: int) -> None:
-    """Seed the global generators of Python, NumPy and PyTorch (all devices), which models and mixup draw from."""
+    """Seeds the global generators of Python, NumPy and PyTorch (all devices), which models and mixup draw from."""
     import torch  # slow to load, and the generators of data, which only derive seeds, start processes
 
     random.seed(seed)
@@ -28,7 +28,7 @@ def reseed(seed: int) -> None:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed the global generators of Python, NumPy and PyTorch (CPU) inside the context, and restore them afterwards."""
+    """Seeds the global generators of Python, NumPy and PyTorch (CPU) inside the context, and restores them afterwards."""
     import torch
 
     before = random.getstate(), np.random.get_state(), torch.random.get_rng_state()

@@ -108,7 +108,7 @@ def batches(
 
 
 def _detect_dead_workers_while_waiting(iterator: Any) -> None:
-    """Let the death of a worker surface only where its batch is waited for, within seconds.
+    """Lets the death of a worker surface only where its batch is waited for, within seconds.
 
     PyTorch would also raise an error from a signal handler, wherever the main process is: even during an update or a save.
     """

@@ -18,7 +18,7 @@ Transform = Callable[[Image], Tensor]
 # How an image of another shape becomes a square: squashed, as the authors evaluate, or cropped, as timm and torchvision do.
 RESIZE = {"square": "squash", "shorter": "center"}
 INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming")
-LEAST_STD = 1e-6  # normalised pixels should stay finite
+MIN_STD = 1e-6  # normalised pixels should stay finite
 MAX_ASPECT = 16  # longer over shorter side; images beyond this are cropped before they are resized
 
 
@@ -56,8 +56,8 @@ class Preprocessing:
             raise SettingsError(
                 f"mean is {self.mean} and std {self.std}; give one number per channel, for three channels or one"
             )
-        if not all(LEAST_STD <= one < float("inf") for one in self.std):
-            raise SettingsError(f"std is {self.std}; give numbers ≥ {LEAST_STD:g}")
+        if not all(MIN_STD <= one < float("inf") for one in self.std):
+            raise SettingsError(f"std is {self.std}; give numbers ≥ {MIN_STD:g}")
 
     @property
     def channels(self) -> int:
@@ -129,7 +129,7 @@ def training_transform(
 
 
 def _allow_zero_bits(transform: Any) -> None:
-    """Make timm's strongest posterize, which keeps zero bits, return a black image; since Pillow 13 it raises."""
+    """Makes timm's strongest posterize, which keeps zero bits, return a black image; since Pillow 13 it raises."""
     for step in transform.transforms:
         policies = getattr(step, "policy", None) or [getattr(step, "ops", [])]
         for operation in (operation for policy in policies for operation in policy):

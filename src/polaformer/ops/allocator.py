@@ -9,7 +9,7 @@ NUM_BYTES = 31 << 20
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Make the C library on Linux keep the memory of freed temporaries; only the first call does anything.
+    """Makes the C library on Linux keep the memory of freed temporaries; only the first call does anything.
 
     Until a large block has been freed once, the C library returns the memory of temporaries to the system after every call and
     faults it in again in the next one, which takes two to three times as long at a thousand tokens. The block that is allocated

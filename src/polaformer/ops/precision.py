@@ -24,7 +24,7 @@ def reciprocal(x: Tensor) -> Tensor:
 
 
 def without_autocast(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Decorate a function, whose first argument is a tensor or a tuple that begins with one, to run with autocast off.
+    """Decorates a function, whose first argument is a tensor or a tuple that begins with one, to run with autocast off.
 
     Enters no context when autocast is off already, so that exported graphs contain nothing but tensor operations.
     """

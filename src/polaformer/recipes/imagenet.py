@@ -17,7 +17,7 @@ from typing import NamedTuple
 from polaformer.tasks.classification.recipe import ClassificationRecipe
 
 
-class Row(NamedTuple):
+class ImageNetRow(NamedTuple):
     """What differs between variants: images per update on eight GPUs, the gradient clipping norm, the paper's top-1 in %."""
 
     batch_size: int
@@ -27,22 +27,22 @@ class Row(NamedTuple):
 
 
 ROWS = {
-    "pola_deit_tiny": Row(1024, None, 74.6, "Table 1"),
-    "pola_deit_small": Row(1024, None, None),
-    "pola_deit_base": Row(1024, None, None),
-    "pola_pvt_tiny": Row(1024, None, 78.8),
-    "pola_pvt_small": Row(512, None, 81.9),
-    "pola_pvt_medium": Row(512, 1.0, None),
-    "pola_pvt_large": Row(256, 1.0, None),
-    "pola_pvt_v2_b0": Row(1024, None, 72.3),
-    "pola_pvt_v2_b1": Row(1024, None, 80.2),
-    "pola_pvt_v2_b2": Row(1024, None, None),
-    "pola_pvt_v2_b3": Row(1024, 1.0, None),
-    "pola_pvt_v2_b4": Row(512, 1.0, None),
-    "pola_pvt_v2_b5": Row(512, 1.0, None),
-    "pola_swin_tiny": Row(1024, 5.0, 82.6, "Table 1"),
-    "pola_swin_small": Row(1024, 5.0, 83.6),
-    "pola_swin_base": Row(512, 5.0, 83.8),
+    "pola_deit_tiny": ImageNetRow(1024, None, 74.6, "Table 1"),
+    "pola_deit_small": ImageNetRow(1024, None, None),
+    "pola_deit_base": ImageNetRow(1024, None, None),
+    "pola_pvt_tiny": ImageNetRow(1024, None, 78.8),
+    "pola_pvt_small": ImageNetRow(512, None, 81.9),
+    "pola_pvt_medium": ImageNetRow(512, 1.0, None),
+    "pola_pvt_large": ImageNetRow(256, 1.0, None),
+    "pola_pvt_v2_b0": ImageNetRow(1024, None, 72.3),
+    "pola_pvt_v2_b1": ImageNetRow(1024, None, 80.2),
+    "pola_pvt_v2_b2": ImageNetRow(1024, None, None),
+    "pola_pvt_v2_b3": ImageNetRow(1024, 1.0, None),
+    "pola_pvt_v2_b4": ImageNetRow(512, 1.0, None),
+    "pola_pvt_v2_b5": ImageNetRow(512, 1.0, None),
+    "pola_swin_tiny": ImageNetRow(1024, 5.0, 82.6, "Table 1"),
+    "pola_swin_small": ImageNetRow(1024, 5.0, 83.6),
+    "pola_swin_base": ImageNetRow(512, 5.0, 83.8),
 }
 RELEASED = ("pola_pvt_tiny", "pola_pvt_small", "pola_pvt_medium", "pola_pvt_large", "pola_swin")
 NO_NUMBER = "the paper has no number for this model"
@@ -60,7 +60,7 @@ def _expected(top1: float | None, epochs: int) -> str:
     return printed if epochs == 400 else f"{printed} for 400 epochs; this has {epochs}"
 
 
-def _paper_recipe(model: str, row: Row) -> ClassificationRecipe:
+def _paper_recipe(model: str, row: ImageNetRow) -> ClassificationRecipe:
     return ClassificationRecipe(
         name=_recipe_name(model),
         paper=f"{row.table}, {model}, 400 epochs" if row.top1 else "the paper has no row of this model",
@@ -74,7 +74,7 @@ def _paper_recipe(model: str, row: Row) -> ClassificationRecipe:
     )
 
 
-def _released_recipe(model: str, row: Row) -> ClassificationRecipe:
+def _released_recipe(model: str, row: ImageNetRow) -> ClassificationRecipe:
     paper, is_pvt = _paper_recipe(model, row), "pvt" in model
     like = "FLatten's PVTv2" if is_pvt else "the authors' Swin"
     source = "the released configuration" if model.startswith(RELEASED) else f"nothing was released; as {like}"

@@ -12,7 +12,7 @@ from typing import Any
 from polaformer.tasks.sequence.datasets import DatasetName
 from polaformer.tasks.sequence.published import TASKS, printed_accuracy
 from polaformer.tasks.sequence.recipe import SequenceRecipe
-from polaformer.tasks.sequence.variants import UNTRIMMED, VARIANTS
+from polaformer.tasks.sequence.rows import ARENA_ROWS
 
 STEPS = 50_000
 # AdamW with a linear one-cycle schedule: from lr / 25 over the warm-up to lr, then down to lr / 250,000; beta1 follows.
@@ -45,7 +45,7 @@ SETTINGS: dict[DatasetName, dict[str, Any]] = {
 
 def recipe_of(dataset: DatasetName, name: str) -> SequenceRecipe:
     """The recipe of a task and a row of the table, such as "text" and "pola-a3"."""
-    variant, settings = VARIANTS[name], SETTINGS[dataset]
+    row, settings = ARENA_ROWS[name], SETTINGS[dataset]
     lr = settings["lr"]
     printed = printed_accuracy(name, dataset)
     expected = "not in the paper" if printed is None else f"{printed} % in the paper"
@@ -54,13 +54,12 @@ def recipe_of(dataset: DatasetName, name: str) -> SequenceRecipe:
         name=f"lra/{dataset}-{name}",
         expected=f"{expected}; 1 to 3 hours of a GPU",
         dataset=dataset,
-        attention=variant.attention,
-        attention_options=variant.options,
-        trim=variant.attention not in UNTRIMMED,
+        attention=row.attention,
+        attention_options=row.options,
         warmup_lr=lr / 25,
         min_lr=lr / 250_000,
         **settings,
     )
 
 
-RECIPES = tuple(recipe_of(dataset, name) for dataset in TASKS for name in VARIANTS)
+RECIPES = tuple(recipe_of(dataset, name) for dataset in TASKS for name in ARENA_ROWS)

@@ -31,7 +31,7 @@ from polaformer.tasks.options import unwrap_optional, with_values
 from polaformer.tasks.recipe import Recipe
 
 MAX_BYTES = 2**20  # of one file
-LARGEST_SEED = 2**63 - 1
+MAX_SEED = 2**63 - 1
 RESULTS = ("results.json", "results.csv")  # beside the directories of the cells
 FILE_KEYS, CELL_KEYS = ("seeds", "options", "cell"), ("name", "recipe", "seeds", "options")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,99}")
@@ -161,7 +161,7 @@ class _Reader:
         self.names.setdefault(name.lower(), where)
 
     def _seeds(self, where: str, seeds: Any) -> tuple[int, ...]:
-        allowed = f"give a list of distinct integers from 0 to {LARGEST_SEED}, such as seeds = [0, 1, 2]"
+        allowed = f"give a list of distinct integers from 0 to {MAX_SEED}, such as seeds = [0, 1, 2]"
         if seeds is None:
             self.problems.append(f"{where}: neither the cell nor its file has seeds; {allowed}")
         elif not isinstance(seeds, list) or not seeds or not all(_is_seed(seed) for seed in seeds):
@@ -196,7 +196,7 @@ class _Reader:
 
 
 def _is_seed(seed: Any) -> bool:
-    return isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed <= LARGEST_SEED
+    return isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed <= MAX_SEED
 
 
 def _convert_none(recipe: Recipe, options: dict[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Found(NamedTuple):
 
 
 def write(folder: Path, step: int, files: Mapping[str, bytes], *, keep: int) -> Path:
-    """Write a checkpoint, then remove all but the newest `keep`. If this raises OSError, the older ones are untouched."""
+    """Writes a checkpoint, then removes all but the newest `keep`. If this raises OSError, the older ones are untouched."""
     os.makedirs(folder, exist_ok=True)
     temporary = folder / f"{_TEMPORARY}{step:09d}-{os.getpid()}"
     _remove(temporary)
@@ -87,7 +87,7 @@ def at_step(folder: Path, step: int) -> dict[str, bytes]:
 
 
 def set_aside(path: Path) -> None:
-    """Rename a damaged checkpoint, so that it is neither resumed from nor counted among those that are kept."""
+    """Renames a damaged checkpoint, so that it is neither resumed from nor counted among those that are kept."""
     target, number = path.with_name(f"damaged-{path.name}"), 0
     while os.path.lexists(target):
         number += 1
@@ -162,7 +162,7 @@ def _check(path: Path, kind: str, expected: Mapping[str, Any], found: int | str)
 
 
 def _write_file(path: Path, content: bytes) -> None:
-    """Write with plain system calls, so that a test can stop between any two of them."""
+    """Writes with plain system calls, so that a test can stop between any two of them."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         rest = memoryview(content)
@@ -190,7 +190,7 @@ def _unused_path(folder: Path, step: int) -> Path:
 
 
 def _prune(folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints, and those that a killed process left half written."""
+    """Removes all but the newest `keep` checkpoints, and those that a killed process left half written."""
     for name in os.listdir(folder):
         if name.startswith(_TEMPORARY):
             _remove(folder / name)

@@ -32,7 +32,7 @@ class Replay(NamedTuple):
 def save_diverged_batch(
     folder: Path, parts: Sequence[Batch], names: list[str], error: NonFiniteError, about: dict[str, int]
 ) -> Path:
-    """Write the parts of the update, as the model saw them, and everything known about it into one file; return its path.
+    """Writes the parts of the update, as the model saw them, and everything known about it into one file; returns its path.
 
     about: the step, the rank of the process and the seed, which determine the draws of mixup, dropout and drop path.
     """
@@ -75,7 +75,7 @@ def advice(settings: Settings) -> str:
 
 
 def replay(engine: Engine, parts: Sequence[Batch], about: dict[str, Any]) -> Replay:
-    """Compute the loss and gradients of an update again, with the current weights of the engine; nothing is updated."""
+    """Computes the loss and gradients of an update again, with the current weights of the engine; nothing is updated."""
     reseed(derive("step", about["seed"], about["step"], about["rank"]))
     engine.train_mode()
     model: nn.Module = engine.inner

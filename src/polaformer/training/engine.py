@@ -88,16 +88,16 @@ class Engine:
         return self.inner if self.ema is None else self.ema.module
 
     def keep_best(self) -> None:
-        """Keep a copy of the weights that were evaluated."""
+        """Keeps a copy of the weights that were evaluated."""
         self.best = {name: tensor.cpu().clone() for name, tensor in _state_dict(self.evaluated_model).items()}
 
     def load_best(self) -> None:
-        """Load the best weights into the evaluated model; training cannot continue afterwards."""
+        """Loads the best weights into the evaluated model; training cannot continue afterwards."""
         if self.best is not None:
             unwrapped(self.evaluated_model).load_state_dict(self.best)
 
     def update(self, parts: Sequence[Batch], step: int, *, stop: bool = False) -> Update:
-        """Make one optimiser step; raises NonFiniteError, in all processes, before anything has changed."""
+        """Makes one optimiser step; raises NonFiniteError, in all processes, before anything has changed."""
         self._warm_up(parts[-1])
         reseed(derive("step", self.settings.seed, step, self.accelerator.process_index))
         lr = self.schedule.set(step)
@@ -119,7 +119,7 @@ class Engine:
         return Update(loss, grad_norm, lr, num_stopping > 0)
 
     def train_mode(self) -> None:
-        """Put the model into training mode, except for its frozen modules."""
+        """Puts the model into training mode, except for its frozen modules."""
         self.model.train()
         for module in self.frozen:
             module.eval()
@@ -130,7 +130,7 @@ class Engine:
         return scaler is not None and scaler.get_scale() >= 1
 
     def _warm_up(self, part: Batch) -> None:
-        """Make a throwaway backward pass, once, if there are several processes.
+        """Makes a throwaway backward pass, once, if there are several processes.
 
         DistributedDataParallel reassigns gradients to buckets after its first backward pass, and then sums them in another
         order: without this pass, the first update of a resumed run would not be bit-identical to that of an uninterrupted one.
@@ -145,7 +145,7 @@ class Engine:
             self._is_warm = True
 
     def _backward(self, part: Batch, *, last: bool) -> float:
-        """Add the gradients of a part to those of the others and return its loss; the last part syncs them across processes."""
+        """Adds the gradients of a part to the others' and returns its loss; the last part syncs them across processes."""
         with nullcontext() if last else self.accelerator.no_sync(self.model):
             with self.accelerator.autocast():
                 loss = self.objective.loss(self.model, to_model(part, self.inner, self.accelerator))
@@ -188,7 +188,7 @@ class Engine:
         return files
 
     def restore(self, files: dict[str, bytes]) -> tuple[Progress, dict[str, Any]]:
-        """Restore everything from the files of a checkpoint; return the progress, and the seconds and processes until then.
+        """Restores everything from the files of a checkpoint; returns the progress, and the seconds and processes until then.
 
         Raises DamagedError if the files are not from this training run.
         """

@@ -11,7 +11,7 @@ HEAD = "<a name that no pattern of a group_matcher matches>"
 
 
 def freeze(model: nn.Module, num_stages: int) -> list[nn.Module]:
-    """Disable gradients of the patch embedding and the first `num_stages` stages; return the frozen modules.
+    """Disables gradients of the patch embedding and the first `num_stages` stages; returns the frozen modules.
 
     Keep these in eval mode during training, so that drop path is off and batch norm keeps its statistics. With 0 stages,
     nothing is frozen, not even the patch embedding. Raises SettingsError if the model has fewer stages.

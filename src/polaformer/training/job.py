@@ -14,7 +14,7 @@ class Counts(Protocol):
     bad: list[str]  # one line per sample that could not be used
 
     def add(self, model: nn.Module, batch: Any) -> None:
-        """Count one batch, which may be empty."""
+        """Counts one batch, which may be empty."""
         ...
 
     @classmethod

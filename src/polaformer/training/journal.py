@@ -34,7 +34,7 @@ class Journal:
         self.size = size
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append one line."""
+        """Appends one line."""
         line = (json.dumps(record, sort_keys=True, allow_nan=False) + "\n").encode()
         rest = memoryview(line)
         while len(rest):
@@ -42,11 +42,11 @@ class Journal:
         self.size += len(line)
 
     def sync(self) -> None:
-        """Wait until all lines are on the disk."""
+        """Waits until all lines are on the disk."""
         os.fsync(self.handle)
 
     def close(self) -> None:
-        """Close the file."""
+        """Closes the file."""
         os.close(self.handle)
 
 
@@ -70,7 +70,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def write_csv(folder: Path) -> Path:
-    """Write the journal as a table to metrics.csv: one row per line, one column per key."""
+    """Writes the journal as a table to metrics.csv: one row per line, one column per key."""
     rows = [_flat(record) for record in read(folder)]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
@@ -96,11 +96,11 @@ class TensorBoardLog:
         self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step)
 
     def write(self, record: dict[str, Any]) -> None:
-        """Write the numbers of one line of the journal."""
+        """Writes the numbers of one line of the journal."""
         for name, value in _flat(record).items():
             if isinstance(value, int | float) and name not in ("step", "epoch"):
                 self.writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
 
     def close(self) -> None:
-        """Close the file."""
+        """Closes the file."""
         self.writer.close()

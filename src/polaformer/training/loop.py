@@ -48,7 +48,7 @@ class Training:
         self.problem: DataError | None = None  # why this process cannot read its data
 
     def train(self) -> dict[str, Any]:
-        """Start or resume the run, train to the end, and return the counts of every split for the weights that are shipped.
+        """Starts or resumes the run, trains to the end, and returns the counts of every split for the weights that are shipped.
 
         Raises StoppedError after a signal, DivergedError if a loss or gradient is not finite, DataError if data cannot be used
         and CannotWriteError if the disk is full. The state is saved whenever that is possible.
@@ -91,7 +91,7 @@ class Training:
             return []
 
     def _update(self, parts: list[Batch]) -> bool:
-        """Make one update, record it, and return whether the run must end here."""
+        """Makes one update, records it, and returns whether the run must end here."""
         try:
             update = self.engine.update(parts, self.progress.step, stop=self._must_end())
         except NonFiniteError as error:
@@ -113,7 +113,7 @@ class Training:
         self._log(record | {"grad_norm": update.grad_norm, "lr": update.lr})
 
     def _log_bad_samples(self) -> bool:
-        """List the samples of an epoch that could not be used, and return whether there were too many."""
+        """Lists the samples of an epoch that could not be used, and returns whether there were too many."""
         allowed = self.job.max_bad_samples()
         if allowed is None:
             return False
@@ -211,7 +211,7 @@ class Training:
         self._tick(running=False)
 
     def _resume(self) -> None:
-        """Restore the state from the newest valid checkpoint, if there is one."""
+        """Restores the state from the newest valid checkpoint, if there is one."""
         found = checkpoint.newest(self.run.checkpoints)
         names = self._gather(["none" if found is None else found.path.name])
         if len(set(names)) > 1:
@@ -252,7 +252,7 @@ class Training:
         return StoppedError(f"{signal.Signals(number).name}: {saved}", number)
 
     def _end_diverged(self, parts: list[Batch], error: NonFiniteError) -> DivergedError:
-        """Save the state and the batch, and return the error that says where they are."""
+        """Saves the state and the batch, and returns the error that says where they are."""
         step = self.progress.step
         names = [self.job.name(int(index)) for part in parts for index in part.indices]
         if error.is_local:
@@ -287,7 +287,7 @@ class Training:
         return list(gather_object(lines)) if self.world > 1 else lines
 
     def _tick(self, *, running: bool) -> None:
-        """Restart the clock; if `running`, add its time to the training time, which excludes evaluations and checkpoints."""
+        """Restarts the clock; if `running`, adds its time to the training time, which excludes evaluations and checkpoints."""
         now = time.perf_counter()
         self.seconds += (now - self.clock) if running else 0.0
         self.clock = now

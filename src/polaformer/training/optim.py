@@ -114,7 +114,7 @@ class Schedule:
         self.optimizer, self.settings, self.timeline = optimizer, settings, Timeline(settings, steps_per_epoch)
 
     def set(self, step: int) -> float:
-        """Set the learning rate of update `step`, counted from 0, times each group's "lr_scale"; return the unscaled rate."""
+        """Sets the learning rate of update `step`, counted from 0, times each group's "lr_scale"; returns the unscaled rate."""
         rate, momentum = values_at(step, self.settings, self.timeline)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["lr_scale"] if "lr_scale" in group else rate
@@ -124,7 +124,7 @@ class Schedule:
 
 
 def _set_momentum(group: dict[str, Any], momentum: float) -> None:
-    """Set betas, momentum or both: some optimisers, such as Muon, use each for some of their parameters."""
+    """Sets betas, momentum or both: some optimisers, such as Muon, use each for some of their parameters."""
     if "betas" in group:
         group["betas"] = (momentum, *group["betas"][1:])
     if "momentum" in group:
@@ -151,7 +151,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> tuple
 def restore_optimizer_state(
     optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor], numbers: dict[str, Any]
 ) -> None:
-    """Give the optimiser the state that `optimizer_state` returned."""
+    """Gives the optimiser the state that `optimizer_state` returned."""
     states: dict[str, dict[str, Any]] = {}
     for key, value in {**tensors, **numbers["parameters"]}.items():
         name, kind = key.rsplit("/", 1)

@@ -30,7 +30,7 @@ def create_accelerator(precision: str = "fp32") -> Accelerator:
 
 
 def use_deterministic_algorithms() -> None:
-    """Make GPU results bit-for-bit reproducible; PyTorch warns about operators for which it cannot."""
+    """Makes GPU results bit-for-bit reproducible; PyTorch warns about operators for which it cannot."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.backends.cudnn.benchmark = False
     torch.use_deterministic_algorithms(True, warn_only=True)

@@ -25,7 +25,7 @@ class Run:
 
     @staticmethod
     def create(folder: Path, config: dict[str, Any]) -> "Run":
-        """Create a run; raises SettingsError if the directory is not empty, CannotWriteError if it cannot be created."""
+        """Creates a run; raises SettingsError if the directory is not empty, CannotWriteError if it cannot be created."""
         Run.check_new(folder)
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ class Run:
 
     @staticmethod
     def open(folder: Path) -> tuple["Run", dict[str, Any]]:
-        """Open an existing run; returns it and its configuration. Raises DataError."""
+        """Opens an existing run; returns it and its configuration. Raises DataError."""
         path = folder / CONFIG
         if not os.path.exists(path):
             raise DataError(f"{folder} is not a run directory: it has no {CONFIG}; give the one `polaformer train` printed")
@@ -58,7 +58,7 @@ class Run:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the run for this process; however the process ends, the operating system releases the lock."""
+        """Locks the run for this process; however the process ends, the operating system releases the lock."""
         with locked(self.folder, "trained"):
             yield
 

@@ -43,7 +43,7 @@ class Settings:
     batch_size: int = 1024
     """Samples per update, over all processes."""
     accumulation: int = 1
-    """Gradient accumulation: parts into which each process splits its share of an update."""
+    """Gradient accumulation: micro-batches per update in each process."""
     optimizer: str = "adamw"
     """Name of one of timm's optimisers."""
     optimizer_eps: float | None = None

@@ -60,7 +60,7 @@ def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
 
 
 def write_safetensors(tensors: Mapping[str, Tensor], path: str | PathLike[str], metadata: Mapping[str, str]) -> None:
-    """Write to a temporary file beside the target, then rename: a kill leaves either the old file or the new one."""
+    """Writes to a temporary file beside the target, then renames it: a kill leaves either the old file or the new one."""
     target = Path(path)
     descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
     os.close(descriptor)
@@ -77,7 +77,7 @@ def write_safetensors(tensors: Mapping[str, Tensor], path: str | PathLike[str], 
 
 @contextmanager
 def _readable(path: Path) -> Iterator[int]:
-    """Check that a file can be read, yield its size, and turn an OSError raised inside the context into WeightsError."""
+    """Checks that a file can be read, yields its size, and turns an OSError raised inside the context into WeightsError."""
     try:
         if path.is_dir():
             raise WeightsError(f"{path} is a directory; give a .safetensors or .pth file")

@@ -67,13 +67,13 @@ class _Global(str):
 
 
 def check_pickle(content: bytes) -> None:
-    """Trace a pickle without running it; raises UnpicklingError if it does anything that no weights file needs."""
+    """Traces a pickle without running it; raises UnpicklingError if it does anything that no weights file needs."""
     for reference in trace(content, len(content)):
         storage_key(reference, length=5)
 
 
 def trace(stream: bytes | IO[bytes], size: int) -> list[Any]:
-    """Check the next pickle, of a file of `size` bytes, and return its references to storages, as far as they were tracked."""
+    """Checks the next pickle, of a file of `size` bytes, and returns its references to storages, as far as they were tracked."""
     stack: list[Any] = []
     outer: list[list[Any]] = []  # the stacks below each open mark
     memo: dict[Any, Any] = {}

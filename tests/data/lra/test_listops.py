@@ -106,7 +106,7 @@ def test_symbols_are_numbered_digits_first_and_the_closing_bracket_last():
         ("[MAX 2 1 ] 3", "has 3 after the end, at character 12"),
         ("2 3", "has 3 after the end, at character 3"),
         ("( [MAX 2 1 ]", r"ends too early, with 1 × \) missing"),
-        (") [MAX 2 1 ] (", r"has a \) without a \( before it, at character 1"),
+        (") [MAX 2 1 ] (", r"has an unmatched \) at character 1"),
         ("x" * 500, "has 'x{40}' at character 1;"),
     ],
 )

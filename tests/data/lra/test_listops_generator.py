@@ -37,7 +37,7 @@ def test_three_draws_of_four_are_digits_and_eight_percent_of_trees_have_the_righ
         texts: list[str] = []
         try:
             listops_generator.draw_tree(random, texts)
-            is_right = listops_generator.SHORTEST <= len(texts) <= listops_generator.LONGEST
+            is_right = listops_generator.MIN_LENGTH <= len(texts) <= listops_generator.MAX_LENGTH
             outcomes["digit" if len(texts) == 1 else "right" if is_right else "short or long"] += 1
         except listops_generator._TooLongError:
             outcomes["short or long"] += 1

@@ -160,7 +160,7 @@ def test_damaged_images_and_those_of_another_size_are_named(tmp_path):
     with pytest.raises(ImageError, match=r"imgs/0/sample_3\.png is not a readable image"):
         pathfinder.load(tmp_path)
     Image.new("L", (64, 32)).save(file)
-    with pytest.raises(DataError, match=r"imgs/0/sample_3\.png has 64×32 pixels; images of 32×32 are read"):
+    with pytest.raises(DataError, match=r"imgs/0/sample_3\.png has 64×32 pixels instead of 32×32"):
         pathfinder.load(tmp_path)
 
 

@@ -149,11 +149,11 @@ def test_a_malformed_pair_is_one_error_that_names_file_and_line(row: str, told: 
 @pytest.mark.parametrize(
     ("row", "told"),
     [
-        ({"id": "X"}, 'line 2: "id" or "text" is missing or no string; give both in each object'),
-        ({"id": 5, "text": "x"}, 'line 2: "id" or "text" is missing or no string'),
-        ({"id": "P00", "text": "x"}, "line 2: there is already a document 'P00'; give each id to one document only"),
+        ({"id": "X"}, 'line 2: "id" or "text" is missing or not a string; each object needs both'),
+        ({"id": 5, "text": "x"}, 'line 2: "id" or "text" is missing or not a string'),
+        ({"id": "P00", "text": "x"}, "line 2: duplicate id 'P00'; give each document an id of its own"),
         ("{'id': 1}", "line 2 is not JSON: "),
-        ('{"id": "X", "text": "\\udc00"}', "line 2: text has half of a surrogate pair at character 0"),
+        ('{"id": "X", "text": "\\udc00"}', "line 2: text has a lone surrogate at character 0"),
     ],
 )
 def test_a_malformed_document_is_one_error_that_names_file_and_line(row: Any, told: str, tmp_path: Path) -> None:
@@ -194,10 +194,10 @@ def test_a_file_without_pairs_is_one_error(tmp_path: Path) -> None:
 def test_files_that_leave_a_choice_are_one_error(tmp_path: Path) -> None:
     arena.write_pairs(tmp_path)
     arena.write_lines(tmp_path / "other_pairs.train.tsv", ["1\tP00\tP01"])
-    with refused(f"{tmp_path} holds pairs of mini and of other; it is not clear which to read: move one of them"):
+    with refused(f"{tmp_path} holds pairs of mini and of other, which is ambiguous; move one of them"):
         retrieval.load(tmp_path)
     arena.write_lines(tmp_path / "docs.jsonl", [])
-    with refused(f"{tmp_path} holds docs.jsonl and docs.jsonl.xz; it is not clear which to read"):
+    with refused(f"{tmp_path} holds docs.jsonl and docs.jsonl.xz, which is ambiguous"):
         retrieval.load(tmp_path)
     assert not retrieval.holds(tmp_path)
 

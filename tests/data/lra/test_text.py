@@ -133,7 +133,7 @@ LINES: dict[str, tuple[Any, str]] = {
     "an unlabelled row": ({"text": "a", "label": -1}, "line 2: label is -1; give 0"),
     "another split": ({"text": "a", "label": 1, "split": "dev"}, "line 2: split is 'dev'; give 'train' or 'test'"),
     "a number as split": ({"text": "a", "label": 1, "split": [0]}, "line 2: split is [0]; give 'train' or 'test'"),
-    "half a character": ('{"text": "ab\\ud800", "label": 1}', "line 2: text has half of a surrogate pair at character 2"),
+    "half a character": ('{"text": "ab\\ud800", "label": 1}', "line 2: text has a lone surrogate at character 2"),
     "a number of many digits": ('{"text": "a", "label": ' + "9" * 5000 + "}", "line 2 is not JSON: "),
 }
 
@@ -345,7 +345,7 @@ def test_parquet_without_pyarrow_says_how_to_install_it(tmp_path: Path, monkeypa
 def test_a_folder_of_both_kinds_of_rows_is_one_error(tmp_path: Path) -> None:
     arena.write_parquet(tmp_path / "x.parquet", columns())
     arena.write_lines(tmp_path / "x.jsonl", arena.review_rows())
-    with refused(f"{tmp_path} holds x.parquet and x.jsonl; it is not clear which to read: name one of them"):
+    with refused(f"{tmp_path} holds x.parquet and x.jsonl, which is ambiguous; give one of them"):
         text.load(tmp_path)
     assert not text.holds(tmp_path)
 

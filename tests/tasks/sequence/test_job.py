@@ -99,7 +99,10 @@ def test_learning_rate_and_beta1_follow_the_published_one_cycle(dataset, lr, war
         ({"attention_options": ("reduction=2",)}, "reduction"),
         ({"attention_options": ("num_prefix_tokens=1",)}, "sequences have no prefix"),
         ({"attention": "polar"}, "unknown mechanism 'polar'; did you mean 'pola'"),
-        ({"attention": "reformer", "attention_options": None}, "trim is true, but results of attention 'reformer'"),
+        (
+            {"attention": "reformer", "attention_options": None, "trim": True},
+            "trim is true, but results of attention 'reformer'",
+        ),
         ({"dataset": "image", "kept": 900, "length": 1024}, "kept is 900, but every image of image has 1024 pixels"),
         ({"batch_size": 64, "accumulation": 1}, "batch_size is 64, but there are only 40 training sequences"),
         ({"best_from": 1.0}, "best_from is 1.0"),
@@ -173,6 +176,13 @@ def test_the_sequences_of_an_update_are_sorted_into_micro_batches(reviews):
     untrimmed = next(tiny(reviews, trim=False, accumulation=1).job().training_batches(0, 0, 1))
     assert untrimmed.ids.shape == (8, 1, 256)
     assert sorted(untrimmed.indices.tolist()) == sorted(index for part in parts for index in part.indices.tolist())
+
+
+@pytest.mark.parametrize(("attention", "trims"), [("linear", True), ("reformer", False)])
+def test_by_default_sequences_are_trimmed_where_that_changes_no_result(reviews, attention, trims):
+    job = tiny(reviews, attention=attention, attention_options=None, accumulation=1).job()
+    assert (next(job.training_batches(0, 0, 1)).ids.shape[2] < 256) is trims
+    assert (job.order.lengths is not None) is trims
 
 
 @pytest.mark.parametrize("attention", ["pola", "softmax", "linear", "kernelized", "cosformer", "hedgehog"])

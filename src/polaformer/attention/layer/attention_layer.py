@@ -47,8 +47,8 @@ Tokens = Tensor | None  # (B, M, C)
 class AttentionLayer(nn.Module):
     """Multi-head attention with the given core; called as `layer(x, grid=(H, W), mask=None, context=None)`.
 
-    conv: "depthwise", "deformable", "sequence" (one filter per head along all tokens in order) or None: a convolution of the
-        values, added to the core's output.
+    conv: a convolution of the values, added to the core's output: "depthwise" (all heads share the filters), "channelwise" (a
+        filter per channel), "deformable", "sequence" (a filter per head along all tokens in order) or None.
     kernel_size: of the convolution; k means k×k, a pair is (height, width); odd numbers.
     gate: "linear" (a projection of the input), "matrix" (a free N × C matrix, sized by `key_positions`) or None.
     gate_init: "default" (as published), "kaiming_uniform", "zeros", "normal", "uniform" or "ones", for the gate's weight.

@@ -26,7 +26,7 @@ EPS = 1e-6
 class CosformerCore(FeatureCore):
     """cosFormer attention; max_length is L."""
 
-    name, facts = "cosformer", Facts("linear")
+    name, facts = "cosformer", Facts("linear", scaled_by_length=True)
 
     def __init__(self, num_heads: int, head_dim: int, *, max_length: int | None = None) -> None:
         super().__init__(num_heads, head_dim)
@@ -36,7 +36,7 @@ class CosformerCore(FeatureCore):
         self.max_length = max_length
 
     def check_call(self, q: Tensor, k: Tensor, bias: Tensor | None, cross: bool) -> None:
-        """Raise ValueError for arguments that the mechanism does not support."""
+        """Raises ValueError for arguments that the mechanism does not support."""
         super().check_call(q, k, bias, cross)
         if self.max_length is not None:
             check_length(self.name, self.max_length, max(q.shape[2], k.shape[2]))

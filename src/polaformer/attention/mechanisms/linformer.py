@@ -45,7 +45,7 @@ class LinformerCore(WideCore):
             self.projection = nn.Parameter(projection)
 
     def check_call(self, q: Tensor, k: Tensor, bias: Tensor | None, cross: bool) -> None:
-        """Raise ValueError for arguments that the mechanism does not support."""
+        """Raises ValueError for arguments that the mechanism does not support."""
         super().check_call(q, k, bias, cross)
         check_length(self.name, self.max_length, k.shape[2])
 

@@ -48,7 +48,7 @@ class NystromCore(WideCore):
             self.facts = replace(self.facts, trims=False)
 
     def check_call(self, q: Tensor, k: Tensor, bias: Tensor | None, cross: bool) -> None:
-        """Raise ValueError for arguments that the mechanism does not support."""
+        """Raises ValueError for arguments that the mechanism does not support."""
         super().check_call(q, k, bias, cross)
         for what, length in (("queries", q.shape[2]), ("keys", k.shape[2])):
             if self.as_published and length > self.num_landmarks and length % self.num_landmarks:

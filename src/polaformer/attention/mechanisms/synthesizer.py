@@ -41,7 +41,7 @@ class SynthesizerCore(WideCore):
         nn.init.uniform_(self.synthetic, -bound, bound)
 
     def check_call(self, q: Tensor, k: Tensor, bias: Tensor | None, cross: bool) -> None:
-        """Raise ValueError for arguments that the mechanism does not support."""
+        """Raises ValueError for arguments that the mechanism does not support."""
         super().check_call(q, k, bias, cross)
         check_length(self.name, self.max_length, q.shape[2], what="queries")
         check_length(self.name, self.max_keys, k.shape[2], what="keys", argument="max_keys")

@@ -22,8 +22,8 @@ from polaformer.data.sources.folders import TRAIN, VAL, class_folders, images_be
 from polaformer.errors import DataError, ImageError, printable
 from polaformer.regular_files import MAX_BYTES, open_regular, reason, too_large_reason
 
-LONGEST_LABEL = 1000  # bytes
-LONGEST_HEADER = 2**20  # bytes: of a name, or of the extended headers before one
+MAX_LABEL_BYTES = 1000
+MAX_HEADER_BYTES = 2**20  # of a name, or of the extended headers before one
 MAX_CLASSES = 10**6
 
 
@@ -84,7 +84,7 @@ def holds_archives(root: Path) -> bool:
     train = split_folders(root)[0]
     found = bool(_archives(train))
     if found and any(images_below(train / name) for name in class_folders(train)):
-        raise DataError(f"{train} holds both .tar files and image folders; it is not clear which to use: move one of them")
+        raise DataError(f"{train} holds both .tar files and image folders, which is ambiguous; move one of them")
     return found
 
 
@@ -135,7 +135,7 @@ def _folders(member: Member) -> tuple[str, ...]:
 
 
 def _without_common(folders: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Drop the outermost folders that all entries have in common, but keep at least one folder of each entry that has any."""
+    """Drops the outermost folders that all entries have in common, but keeps at least one folder of each entry that has any."""
     first, last = min(folders, default=()), max(folders, default=())  # a prefix common to these two is common to all
     common = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))))
     most = min((len(inside) for inside in folders), default=0) - 1
@@ -145,7 +145,7 @@ def _without_common(folders: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
 def _read_label(cls: Member | None) -> int | str | None:
     if cls is None:
         return None
-    text = _content(cls, LONGEST_LABEL).decode("utf-8", "replace").strip()
+    text = _content(cls, MAX_LABEL_BYTES).decode("utf-8", "replace").strip()
     if not text:
         raise DataError(f"{_name(cls)} is empty; write the number or the name of the class into it")
     return int(text) if text.isdecimal() and int(text) < MAX_CLASSES else text
@@ -170,8 +170,8 @@ class _HeaderFile(io.BufferedReader):
     """An archive limited to short reads: tarfile itself would read a name of any length that a header claims."""
 
     def read(self, size: int | None = -1, /) -> bytes:
-        if size is None or not 0 <= size <= LONGEST_HEADER:
-            raise tarfile.ReadError(f"a header claims {size:,} bytes; at most {LONGEST_HEADER:,} are allowed")
+        if size is None or not 0 <= size <= MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header claims {size:,} bytes; at most {MAX_HEADER_BYTES:,} are allowed")
         return super().read(size)
 
 

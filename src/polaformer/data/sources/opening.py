@@ -1,4 +1,4 @@
-"""Opens the data that `--data` names, whatever their kind."""
+"""Opens the data given by `--data`, in any format."""
 
 import os
 from pathlib import Path
@@ -67,7 +67,7 @@ def absolute(spec: str) -> str:
 
 
 def _hold_out(source: Source, share: float) -> DataSplits:
-    """Split by the names alone, so that images added later do not move others from one split to the other."""
+    """Splits by the names alone, so that images added later do not move others from one split to the other."""
     is_val = [derive("held out", source.name(index)) % 10**6 < share * 10**6 for index in range(len(source))]
     train, val = (Subset(source, [index for index, held in enumerate(is_val) if held is wanted]) for wanted in (False, True))
     return DataSplits(train, val)

@@ -9,7 +9,7 @@ from typing import Any
 
 from polaformer.regular_files import unpacked_limit
 
-WIDEST_NUMBER = 16  # bytes: a number, or the offset of a string, and the validity bit
+MAX_NUMBER_BYTES = 16  # of a number, or the offset of a string, and the validity bit
 # Encodings that store a string as an index into a dictionary, or as a suffix of the string before it.
 DICTIONARY, INCREMENTAL = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}, {"DELTA_BYTE_ARRAY"}
 
@@ -37,7 +37,7 @@ def unpacked_size(path: Path, most: int) -> int:
     total, metadata = 0, read_metadata(path)
     for group, column in product(range(metadata.num_row_groups), range(metadata.num_columns)):
         chunk, width = metadata.row_group(group).column(column), metadata.schema.column(column).length
-        stored = chunk.total_uncompressed_size + chunk.num_values * max(WIDEST_NUMBER, width)
+        stored = chunk.total_uncompressed_size + chunk.num_values * max(MAX_NUMBER_BYTES, width)
         total += _chunk_size(path, chunk, stored, group, most)
         if total > most:
             break

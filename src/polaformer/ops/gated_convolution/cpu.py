@@ -117,7 +117,7 @@ def backward(grad: Tensor, inputs: ConvolutionInputs) -> list[Tensor]:
 
 
 def _call(name: str, inputs: ConvolutionInputs, more: dict[str, Tensor], sums: Tensor | None = None) -> None:
-    """Fill in the problem and run the kernel; more: tensors (B, T, C) beside attended, values and gate."""
+    """Fills in the problem and runs the kernel; more: tensors (B, T, C) beside attended, values and gate."""
     attended, values, weight, bias, gate, grid = inputs
     batch, num_tokens, channels = attended.shape
     head_width, _, kernel_height, kernel_width = weight.shape

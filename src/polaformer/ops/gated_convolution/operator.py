@@ -51,7 +51,7 @@ def _compute(inputs: ConvolutionInputs) -> Tensor:
 
 
 def _check(inputs: ConvolutionInputs) -> None:
-    """Raise ValueError, before any work, for shapes that do not match: the kernel would read beyond the tensors."""
+    """Raises ValueError, before any work, for shapes that do not match: the kernel would read beyond the tensors."""
     attended, values, weight, bias, _, (height, width) = inputs
     if attended.ndim != 3 or values.ndim != 3 or attended.shape[0] != values.shape[0] or attended.shape[2] != values.shape[2]:
         raise ValueError(
@@ -89,7 +89,7 @@ def _check_gate(gate: Tensor, attended: Tensor) -> None:
 
 
 def _check_registered(inputs: ConvolutionInputs, grad: Tensor | None = None) -> None:
-    """Check also what `gated_convolution` ensures: anybody can call a registered operator."""
+    """Also checks what only `gated_convolution` ensures: a registered operator can be called directly."""
     _check(inputs)
     attended = inputs.attended
     for name, x in {"gate": inputs.gate, "grad": grad}.items():

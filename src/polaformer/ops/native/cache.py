@@ -43,20 +43,20 @@ def cache_directory() -> Path:
 
 
 def _check_private(directory: Path) -> None:
-    """Raise PermissionError if anyone but this user and root can write into the directory, or replace it or one of its parents.
+    """Raises PermissionError if anyone but this user and root can write into the directory, or replace it or a parent of it.
 
     In a parent that others can write to, such as /tmp, the sticky bit keeps them from renaming what is not theirs. A parent may
     be writable by a group without other members, as with a umask of 002.
     """
     state = directory.stat()
     if state.st_uid != os.getuid() or state.st_mode & 0o022:
-        raise PermissionError(f"{directory} belongs to somebody else or can be written by others")
+        raise PermissionError(f"{directory} belongs to another user or is writable by others")
     for parent in directory.parents:
         above = parent.stat()
         is_sticky = bool(above.st_mode & stat.S_ISVTX)
         by_all, by_group = above.st_mode & stat.S_IWOTH, above.st_mode & stat.S_IWGRP and not _is_private(parent, above.st_gid)
         if not _is_trusted(parent, above.st_uid) or ((by_all or by_group) and not is_sticky):
-            raise PermissionError(f"{parent}, above {directory}, belongs to somebody else or can be written by others")
+            raise PermissionError(f"{parent}, above {directory}, belongs to another user or is writable by others")
 
 
 def _is_trusted(parent: Path, owner: int) -> bool:
@@ -129,7 +129,7 @@ def find_built(directory: Path, name: str) -> Path | None:
 
 
 def remove_abandoned_builds(directory: Path) -> None:
-    """Remove the directories of builds that were killed."""
+    """Removes the directories of builds that were killed."""
     for path in directory.glob(f"{BUILD_PREFIX}*"):
         with contextlib.suppress(OSError):  # another process may be quicker
             if time.time() - path.stat().st_mtime > ABANDONED_AFTER:

@@ -77,7 +77,7 @@ def supported_options(compiler: list[str], directory: Path) -> list[str]:
 
 
 def compile_source(compiler: list[str], options: list[str], source: Path, target: Path) -> None:
-    """Compile the source into the target; raises BuildError with the compiler's first error."""
+    """Compiles the source into the target; raises BuildError with the compiler's first error."""
     error = try_compile(compiler, options, source, target)
     if error is not None:
         raise BuildError(f"{compiler[0]} failed: {error}")

@@ -47,7 +47,7 @@ def find_kernel(source: Path) -> Kernel:
 
 
 def warn_of_plain_path(what: str, reason: str) -> None:
-    """Warn that plain PyTorch computes `what`; once per reason, since one reason usually concerns every kernel."""
+    """Warns that plain PyTorch computes `what`; once per reason, since one reason usually concerns every kernel."""
     if reason not in warned_reasons:
         warned_reasons.add(reason)
         warnings.warn(f"polaformer: plain PyTorch computes {what}, slower: {reason}", stacklevel=3)
@@ -78,7 +78,7 @@ def load(source: Path) -> ctypes.CDLL:
 
 
 def build(source: Path, command: list[str], directory: Path, name: str) -> Path:
-    """Compile the source into the directory, which takes seconds; returns the path, raises BuildError with the first error."""
+    """Compiles the source into the directory, which takes seconds; returns the path, raises BuildError with the first error."""
     cache.remove_abandoned_builds(directory)
     with tempfile.TemporaryDirectory(dir=directory, prefix=cache.BUILD_PREFIX) as workspace:
         options = compiler.supported_options(command, Path(workspace))

@@ -16,6 +16,6 @@ def address(x: Tensor | None) -> int | None:
 
 
 def run(library: Any, name: str, problem: ctypes.Structure, x: Tensor) -> None:
-    """Run the kernel of that name on a problem about x; the caller keeps all tensors that the problem points to alive."""
+    """Runs the kernel of that name on a problem about x; the caller keeps all tensors that the problem points to alive."""
     if getattr(library, name)(ctypes.byref(problem)) != 0:
         raise MemoryError(f"{name}: no working memory for the kernel on shape {tuple(x.shape)}")

@@ -13,13 +13,13 @@ WHERE = "polarity_attention"
 
 
 def check_backend(where: str, backend: str) -> None:
-    """Raise unless there is such a backend."""
+    """Raises unless there is such a backend."""
     if backend not in BACKENDS:
         raise ValueError(f"{where}: backend is {backend!r}; choose one of {', '.join(BACKENDS)}")
 
 
 def check_eps(where: str, eps: float) -> None:
-    """Raise unless eps can be added to a mean of non-negative numbers."""
+    """Raises unless eps can be added to a mean of non-negative numbers."""
     if not isinstance(eps, int | float):
         raise TypeError(f"{where}: eps is a {type(eps).__name__}; give a number, for instance 0 or 1e-6")
     if not 0 <= eps < inf:
@@ -27,7 +27,7 @@ def check_eps(where: str, eps: float) -> None:
 
 
 def check(inputs: Inputs, backend: str) -> None:
-    """Raise TypeError for wrong types and dtypes, ValueError for wrong shapes, devices and names; power, scale may be (D,)."""
+    """Raises TypeError for wrong types and dtypes, ValueError for wrong shapes, devices and names; power, scale may be (D,)."""
     check_backend(WHERE, backend)
     q, k, v, power, scale, mask, eps = inputs
     named = {"q": q, "k": k, "v": v, "power": power}
@@ -66,7 +66,7 @@ def check(inputs: Inputs, backend: str) -> None:
 
 
 def check_registered(inputs: Inputs, backend: str) -> None:
-    """Check also that power and scale are (H, D), as `polarity_attention` ensures: anybody can call a registered operator."""
+    """Also checks what only `polarity_attention` ensures: a registered operator can be called directly."""
     check(inputs, backend)
     q = inputs.q
     for name, parameter in (("power", inputs.power), ("scale", inputs.scale)):
@@ -75,7 +75,7 @@ def check_registered(inputs: Inputs, backend: str) -> None:
 
 
 def check_like(q: Tensor, name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Raise unless x has the shape and dtype, and is on the device of q."""
+    """Raises unless x has the shape and dtype, and is on the device of q."""
     if x.shape != shape:
         raise ValueError(f"{WHERE}: {name} has shape {tuple(x.shape)} but belongs to q; give {tuple(shape)}")
     if x.dtype != dtype:

@@ -112,7 +112,7 @@ def backward(grad: Tensor, norms: Tensor, inputs: Inputs) -> Gradients:
 def _call(
     name: str, inputs: Inputs, views: dict[str, Tensor], norms: Tensor, sums: Tensor | None = None, *, shifted: bool = True
 ) -> None:
-    """Fill in the problem and run the kernel; views: tensors (B, H, T, D) beside q, k and v."""
+    """Fills in the problem and runs the kernel; views: tensors (B, H, T, D) beside q, k and v."""
     library, reason = _kernel()
     if library is None:
         raise RuntimeError(f"the cpu backend does not work here: {reason}; use backend='torch'")

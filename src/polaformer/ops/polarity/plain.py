@@ -302,7 +302,7 @@ def shifted_eps(memory: Memory, shift: Tensor) -> Tensor | float:
 
 
 def sum_to_power(x: Tensor) -> Tensor:
-    """Sum over batch and tokens: (B, H, T, D) to (H, 1, D)."""
+    """Sums over batch and tokens: (B, H, T, D) to (H, 1, D)."""
     return x.sum(dim=(0, 2))[:, None]
 
 

@@ -288,6 +288,14 @@ def query_exponents(peaks, head, num_splits, num_heads, power, scale, channels, 
 
 
 @triton.jit
+def load_queries(q, q_token, rows, valid, p, rest, channels, D: tl.constexpr):
+    """A block of queries and its log2|q|, each (BLOCK, DP): q, the integer, the fraction f, and p · f plus the scale's rest."""
+    x = load_tokens(q, q_token, rows, valid, channels, D)
+    exponent, fraction = split_logarithm(x)
+    return x, exponent, fraction, p[None, :] * fraction + rest[None, :]
+
+
+@triton.jit
 def attend_stream(
     q, exponent, fraction, p, c_positive, c_negative, memory, count, eps_mantissa, eps_exponent, out, out_token, norms,
     rows, num_queries,
@@ -332,9 +340,8 @@ def attend(
     rows = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     channels = tl.arange(0, DP)
     p, c_positive, c_negative, rest = query_exponents(peaks, head, num_splits, num_heads, power, scale, channels, D)
-    x = load_tokens(q + of_head(head, num_heads, q_batch, q_head), q_token, rows, rows < num_queries, channels, D)
-    exponent, fraction = split_logarithm(x)
-    fraction = p[None, :] * fraction + rest[None, :]
+    q += of_head(head, num_heads, q_batch, q_head)
+    x, exponent, _, fraction = load_queries(q, q_token, rows, rows < num_queries, p, rest, channels, D)
     if counts is not None:
         count = tl.load(counts + head // num_heads)
     out += of_head(head, num_heads, out_batch, out_head)
@@ -417,9 +424,7 @@ def attend_backward(
     for start in range(begin, tl.minimum(begin + per_split, num_queries), BLOCK):
         rows = start + tl.arange(0, BLOCK)
         valid = rows < num_queries
-        x = load_tokens(q, q_token, rows, valid, channels, D)
-        exponent, fraction = split_logarithm(x)
-        shared = p[None, :] * fraction + rest[None, :]
+        x, exponent, fraction, shared = load_queries(q, q_token, rows, valid, p, rest, channels, D)
         # fmt: off
         same, same_slope, same_weight = stream_backward(
             x, exponent, shared, p, c_positive, c_negative, memory, grad, grad_token, norms, rows, num_queries,
@@ -473,9 +478,8 @@ def state_backward(
     for start in range(begin, tl.minimum(begin + per_split, num_queries), BLOCK):
         rows = start + tl.arange(0, BLOCK)
         valid = rows < num_queries
-        x = load_tokens(q, q_token, rows, valid, channels, D)
-        exponent, fraction = split_logarithm(x)
-        weight, _ = query_weights(x, exponent, p[None, :] * fraction + rest[None, :], p, met_positive, met_negative)
+        x, exponent, _, fraction = load_queries(q, q_token, rows, valid, p, rest, channels, D)
+        weight, _ = query_weights(x, exponent, fraction, p, met_positive, met_negative)
         weight *= reciprocal(tl.load(norms + rows.to(tl.int64) * 2 + flip, mask=valid, other=0.0))[:, None]
         cotangent = load_tokens(grad, grad_token, rows, valid, columns, last)
         state_positive = tl.dot(tl.trans(positive_part(x, weight)), cotangent, state_positive, input_precision=PRECISION)

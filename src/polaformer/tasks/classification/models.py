@@ -10,7 +10,6 @@ from polaformer.backbones import Backbone, create_model, list_models
 from polaformer.backbones.config import LETTERS
 from polaformer.backbones.published import EXCEPTIONS, RIVAL_EXCEPTIONS, RIVALS, ROWS, with_mechanism
 from polaformer.backbones.registry import MODELS
-from polaformer.backbones.swin import Swin
 from polaformer.errors import SettingsError, nearest
 from polaformer.tasks.task import ListedModel, ListedModels
 
@@ -76,8 +75,7 @@ def _builder(name: str, attention: str | None = None) -> Callable[[], nn.Module]
 
 
 def _stages(name: str, mechanism: str) -> str:
-    model = MODELS[name]
-    return with_mechanism(mechanism, model.config.num_stages, is_swin=issubclass(model.family, Swin))
+    return with_mechanism(mechanism, MODELS[name].config)
 
 
 def _matching(pattern: str) -> list[str]:

@@ -108,7 +108,7 @@ class Classification(Task):
     def check(
         self, data: str, options: ClassificationCheck, known: Mapping[str, str] | None, begin: Callable[[int], Advance]
     ) -> Audit:
-        """Read every image of all splits."""
+        """Reads every image of all splits."""
         from polaformer.data.audit import audit
         from polaformer.data.sources.opening import open_data
 

@@ -7,6 +7,7 @@ from typing import Any
 from polaformer.data.sources.lra.sequences import Sequences
 from polaformer.ops.grid import Grid
 from polaformer.tasks.sequence.data import Encoding, SequenceReader
+from polaformer.tasks.sequence.datasets import DATASETS, DatasetName, DatasetSpec
 from polaformer.tasks.sequence.model import SequenceModel
 from polaformer.tasks.sequence.recipe import SequenceRecipe
 
@@ -17,7 +18,7 @@ KEY = "sequence_model"  # of the metadata
 class Description:
     """How documents are encoded, and the arguments of the model."""
 
-    dataset: str
+    dataset: DatasetName
     classes: tuple[str, ...]
     kept: int
     shift: int
@@ -34,6 +35,11 @@ class Description:
     dropout: float
     pooling: str
     grid: Grid | None
+
+    @property
+    def spec(self) -> DatasetSpec:
+        """The dataset as the published models read it."""
+        return DATASETS[self.dataset]
 
     @property
     def encoding(self) -> Encoding:
@@ -72,7 +78,7 @@ def describe(recipe: SequenceRecipe) -> Description:
         classes=spec.classes,
         kept=recipe.max_tokens,
         shift=recipe.shift,
-        drops_closers=spec.name == "listops" and recipe.tokenisation == "A",
+        drops_closers=spec.has_closers and recipe.tokenisation == "A",
         num_documents=spec.num_documents,
         vocabulary=recipe.vocabulary,
         length=recipe.num_positions,

@@ -41,7 +41,7 @@ def _examples(predictor: SequencePredictor, split: Sequences, name: str) -> Rows
 
 def _shown(predictor: SequencePredictor, split: Sequences, index: int) -> str:
     """The beginning of a document that consists of text, or the name of the sample."""
-    if predictor.description.dataset not in ("text", "retrieval"):
+    if not predictor.description.spec.is_text:
         return split.name(index)
     texts = [bytes(split.read(index, which)[: 4 * MAX_CHARACTERS]) for which in range(split.num_documents)]
     return " | ".join(text.decode("utf-8", "replace")[:MAX_CHARACTERS] for text in texts)

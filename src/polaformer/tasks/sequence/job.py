@@ -40,14 +40,15 @@ class SequenceJob(MapStyleJob):
         self.recipe, self.description = recipe, describe(recipe)
         raise_all(recipe.problems(), [lambda: check_settings(recipe), lambda: _check_model(recipe, self.description)])
         self.parts = open_parts(recipe, self.description)
-        lengths = self.description.encoding.lengths(self.parts["train"]).tolist() if recipe.trim else None
-        self.use_order(Order(len(self.parts["train"]), recipe.batch_size, recipe.seed, lengths=lengths))
         self.model = self._initialised_model()
+        self.trims = self.model.trims if recipe.trim is None else recipe.trim
+        lengths = self.description.encoding.lengths(self.parts["train"]).tolist() if self.trims else None
+        self.use_order(Order(len(self.parts["train"]), recipe.batch_size, recipe.seed, lengths=lengths))
         self.objective = SequenceObjective(len(self.description.classes))
 
     def reader(self, split: str, *, training: bool) -> SequenceReader:
         """Reads the sequences of a split."""
-        return self.description.reader(self.parts[split], trims=self.recipe.trim)
+        return self.description.reader(self.parts[split], trims=self.trims)
 
     def metadata(self) -> dict[str, str]:
         """The metadata of weights files: how to build the model and to encode documents."""

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from polaformer.attention import AttentionLayer, create_layer, facts, option_names
+from polaformer.attention import AttentionLayer, create_layer, facts
+from polaformer.attention.layer.seeds import separate_seeds
 from polaformer.ops.grid import Grid
 
 
@@ -58,7 +59,8 @@ class SequenceModel(nn.Module):
         self.head = nn.Sequential(nn.Linear(features, mlp_dim), nn.ReLU(), nn.Linear(mlp_dim, num_classes))
         for table in (self.embedding, self.positions):
             nn.init.normal_(table.weight, std=0.02)
-        self._separate_seeds(options)
+        if "seed" not in options:
+            separate_seeds(self)
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids (B, K, N), 0 where there is no token, to logits (B, classes)."""
@@ -80,7 +82,7 @@ class SequenceModel(nn.Module):
     @property
     def trims(self) -> bool:
         """Whether padding after the longest document of a batch changes nothing, and can be left out."""
-        return all(layer.core.facts.trims and layer.key_positions is None for layer in self.attentions())
+        return self.grid is None and all(layer.core.facts.trims and layer.key_positions is None for layer in self.attentions())
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recomputes the activations of each layer in the backward pass."""
@@ -90,13 +92,6 @@ class SequenceModel(nn.Module):
     def attentions(self) -> list[AttentionLayer]:
         """The attention layer of each layer."""
         return [layer.attention for layer in self.layers if isinstance(layer, SequenceLayer)]
-
-    def _separate_seeds(self, options: dict[str, Any]) -> None:
-        """Gives each layer of seeded attention another seed."""
-        if "seed" not in options:
-            for seed, layer in enumerate(self.attentions()):
-                if layer.core.facts.seeded:
-                    layer.core.seed = seed  # type: ignore[attr-defined]
 
 
 class SequenceLayer(nn.Module):
@@ -130,13 +125,14 @@ def layer_options(attention: str, length: int, grid: Grid | None, given: dict[st
     No key positions, since the input has positions. Without a grid, depthwise convolutions have a kernel of one row. The gate
     starts as PyTorch's linear layers do, the default of the paper's study of G.
     """
-    published = facts(attention).published
-    options: dict[str, Any] = {"key_positions": None, "gate": published.gate, "conv": published.conv}
-    options |= {"kernel_size": published.kernel_size} | dict(published.core_options) | given
-    if options["conv"] in ("depthwise", "channelwise") and grid is None and isinstance(options["kernel_size"], int):
-        options["kernel_size"] = (1, options["kernel_size"])
-    if options["gate"] is not None:
+    about = facts(attention)
+    published = about.published
+    options: dict[str, Any] = {"key_positions": None, **dict(published.core_options), **given}
+    kernel_size = options.get("kernel_size", published.kernel_size)
+    if options.get("conv", published.conv) in ("depthwise", "channelwise") and grid is None and isinstance(kernel_size, int):
+        options["kernel_size"] = (1, kernel_size)
+    if options.get("gate", published.gate) is not None:
         options.setdefault("gate_init", "kaiming_uniform")
-    if "max_length" in option_names(attention):
+    if about.needs_length or about.scaled_by_length:
         options.setdefault("max_length", length)
     return options

@@ -11,7 +11,7 @@ from polaformer.tasks.sequence.datasets import DATASETS
 from polaformer.tasks.sequence.description import describe
 from polaformer.tasks.sequence.model import SequenceModel
 from polaformer.tasks.sequence.recipe import SequenceRecipe
-from polaformer.tasks.sequence.variants import VARIANTS
+from polaformer.tasks.sequence.rows import ARENA_ROWS
 from polaformer.tasks.task import ListedModel, ListedModels
 
 NOTES = (
@@ -22,15 +22,15 @@ NOTES = (
 
 def list_models(pattern: str, attention: Sequence[str]) -> ListedModels:
     """The models whose names match, such as "text-pola-a3"; those with the given mechanisms, if some are given."""
-    unknown = [name for name in attention if name not in ("all", *(one.attention for one in VARIANTS.values()))]
+    unknown = [name for name in attention if name not in ("all", *(one.attention for one in ARENA_ROWS.values()))]
     if unknown:
-        known = dict.fromkeys(one.attention for one in VARIANTS.values())
+        known = dict.fromkeys(one.attention for one in ARENA_ROWS.values())
         raise SettingsError(f"--attention has {unknown[0]!r}; {nearest(unknown[0], known)}choose from all, {', '.join(known)}")
     wanted = None if not attention or "all" in attention else set(attention)
     models = [
         _listed(f"{dataset}-{name}", SequenceRecipe(dataset=dataset, attention=one.attention, attention_options=one.options))
         for dataset in DATASETS
-        for name, one in VARIANTS.items()
+        for name, one in ARENA_ROWS.items()
         if fnmatch(f"{dataset}-{name}", pattern) and (wanted is None or one.attention in wanted)
     ]
     if not models:

@@ -36,16 +36,11 @@ class SequencePredictor:
     model: SequenceModel
     description: Description
 
-    @property
-    def trims(self) -> bool:
-        """Whether padding changes nothing, so that batches can be cut to their longest document."""
-        return self.description.grid is None and self.model.trims
-
     @torch.inference_mode()
     def probabilities(self, documents: Sequence[np.ndarray]) -> list[float]:
         """The probability of each class, for the symbols of the documents of one sample."""
         encoding, about = self.description.encoding, self.description
-        ids = pad([[encoding.ids(one) for one in documents]], about.num_documents, None if self.trims else about.length)
+        ids = pad([[encoding.ids(one) for one in documents]], about.num_documents, None if self.model.trims else about.length)
         with seeded(0):
             logits = self.model.eval()(ids.to(next(self.model.parameters()).device))
         return logits[0].float().softmax(dim=-1).tolist()
@@ -57,7 +52,7 @@ class SequencePredictor:
     def evaluation(self, options: SequenceEvaluation, recipe: SequenceRecipe | None) -> Evaluation:
         """The evaluation of a split; each sample is evaluated by one process."""
         split = self._split(options, recipe)
-        samples = Samples(self.description.reader(split, trims=self.trims), seed=0, replace=False)
+        samples = Samples(self.description.reader(split, trims=self.model.trims), seed=0, replace=False)
 
         def share(rank: int, world: int) -> EvaluationOrder:
             return EvaluationOrder(len(split), options.batch_size, rank, world)

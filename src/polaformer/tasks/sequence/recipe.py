@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from polaformer.tasks.attention_options import attention_option_problems, parse_attention_options
 from polaformer.tasks.recipe import Recipe
-from polaformer.tasks.sequence.datasets import DATASETS, Dataset, DatasetName
+from polaformer.tasks.sequence.datasets import DATASETS, DatasetName, DatasetSpec
 from polaformer.training.metric import Metric, TaskTerms
 
 if TYPE_CHECKING:
@@ -63,11 +63,11 @@ class SequenceRecipe(Recipe):
     """Positions, to which documents are padded in the published code; None: as published (2048, 4096, 1024)."""
     pooling: Literal["padded", "valid"] = "padded"
     """Divide the sum over tokens by `length`, padding included, as published; or by the number of tokens that exist."""
-    trim: bool = True
-    """Sort the sequences of an update by length into its micro-batches, and cut each to its longest."""
+    trim: bool | None = None
+    """Sort the sequences of an update by length and cut each micro-batch to its longest; None: if that changes no result."""
 
     @property
-    def spec(self) -> Dataset:
+    def spec(self) -> DatasetSpec:
         """The dataset as the published models read it."""
         return DATASETS[self.dataset]
 

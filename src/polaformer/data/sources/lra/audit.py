@@ -18,7 +18,7 @@ def audit(
     *,
     advance: Callable[[], object] = lambda: None,
 ) -> AuditReport:
-    """Read every sample of all splits. known: expected digests by "split/sample N"; advance: called once per sample.
+    """Reads every sample of all splits. known: expected digests by "split/sample N"; advance: called once per sample.
 
     Pairs of the same two documents are the same content in either order.
     """

@@ -12,7 +12,7 @@ from polaformer.data.sources.lra.sequences import Sequences
 
 
 class Places(Sequence[str]):
-    """Where each sample was read: the file, and the number of the line (or row) in it. Strings are built when asked for."""
+    """Where each sample was read: the file, and the number of the line (or row) in it. Strings are built on demand."""
 
     def __init__(self, noun: str = "line") -> None:
         self.noun = noun
@@ -53,13 +53,13 @@ class Builder:
         return len(self._labels)
 
     def add_document(self, symbols: bytes) -> int:
-        """Store a document and return its number."""
+        """Stores a document and returns its number."""
         self._symbols += symbols
         self._offsets.append(len(self._symbols))
         return len(self._offsets) - 2
 
     def add_sample(self, label: int, *documents: int) -> None:
-        """Add a sample; all samples of a split have the same number of documents."""
+        """Adds a sample; all samples of a split have the same number of documents."""
         self._documents.extend(documents)
         self._labels.append(label)
 

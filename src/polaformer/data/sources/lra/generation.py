@@ -25,12 +25,12 @@ MANIFEST = "manifest.json"  # written last: it says that the data are complete, 
 STATE = ".generating.json"  # exists until then
 
 Part = TypeVar("Part")
-Advance = Callable[[int, int], object]  # to be called with what is done and what there is to do
-Stage = Callable[[str], Advance]  # to be called as a stage begins, with its name
+Progress = Callable[[int, int], object]  # to be called with what is done and what there is to do
+Stage = Callable[[str], Progress]  # to be called as a stage begins, with its name
 
 
-def ignore(name: str) -> Advance:
-    """A stage whose progress nobody watches."""
+def ignore(name: str) -> Progress:
+    """A stage that reports no progress."""
     return lambda done, total: None
 
 
@@ -43,12 +43,12 @@ class Target:
         self.progress: dict[str, Any] = {}  # what was saved last
 
     def save(self, progress: dict[str, Any]) -> None:
-        """Save how far the generator is."""
+        """Saves the generator's progress."""
         self.progress = progress
         write_atomically(self.folder / STATE, _encode({"about": self.about, "progress": progress}))
 
     def finish(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Write the manifest, and return it: the data are complete."""
+        """Writes the manifest, and returns it: the data are complete."""
         self.manifest = {"format": FORMAT, **result, "about": self.about}
         write_atomically(self.folder / MANIFEST, _encode(self.manifest))
         (self.folder / STATE).unlink()
@@ -57,7 +57,7 @@ class Target:
 
 @contextmanager
 def opening(folder: Path, about: dict[str, Any], outputs: Sequence[str], *, overwrite: bool = False) -> Iterator[Target]:
-    """Lock a directory for data that `about` describes; if it has some of them, the generator resumes.
+    """Locks a directory for data that `about` describes; if it has some of them, the generator resumes.
 
     outputs: patterns of the files and folders that the generator writes. With `overwrite`, data generated another way are
     removed; without, and for anything else in the directory, it raises SettingsError.
@@ -109,7 +109,7 @@ def _prepare_worker() -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent has been killed; otherwise it would wait for work forever."""
+    """Ends this process when its parent has been killed; otherwise it would wait for work forever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -15,7 +15,7 @@ import numpy as np
 
 from polaformer.data.randomness import derive
 from polaformer.data.sources import arrays
-from polaformer.data.sources.lra.lines import Meter, Report, size_on_disk
+from polaformer.data.sources.lra.lines import Meter, ReportBytes, size_on_disk
 from polaformer.data.sources.lra.sequences import Sequences
 from polaformer.errors import DataError
 from polaformer.regular_files import MAX_BYTES, open_regular, read_regular, reason
@@ -58,7 +58,7 @@ def load(path: Path, advance: Callable[[int, int], object] = lambda done, total:
 
 
 def statistics(split: Sequences) -> dict[str, Any]:
-    """Those of any sequences, the mean grey level, and the share of black pixels, which published models take for padding."""
+    """The common statistics, plus the mean grey level and the share of black pixels, which published models mask as padding."""
     grey = split.symbols.reshape(-1, PIXELS)[split.documents[:, 0]]
     return split.statistics() | {"mean_grey": round(float(grey.mean()), 2), "black": round(float(np.mean(grey == 0)), 5)}
 
@@ -66,7 +66,7 @@ def statistics(split: Sequences) -> dict[str, Any]:
 def to_grey(red: np.ndarray, green: np.ndarray, blue: np.ndarray) -> np.ndarray:
     """The grey levels of uint8 channels, as TensorFlow converts them, in exact integer arithmetic.
 
-    Departs: TensorFlow computes in float32, which gives one colour in 70,000 the level beside.
+    Departs: TensorFlow computes in float32, which is off by one grey level for one colour in 70,000.
     """
     tables = [np.arange(256, dtype=np.int32) * weight for weight in WEIGHTS]
     grey = np.empty(red.shape, dtype=np.uint8)
@@ -131,7 +131,7 @@ def _load_binary(folder: Path, advance: Callable[[int, int], object]) -> dict[st
     return {"train": _join(folder, TRAIN, report), "test": _join(folder, TEST, report)}
 
 
-def _join(folder: Path, files: tuple[str, ...], report: Report) -> Sequences:
+def _join(folder: Path, files: tuple[str, ...], report: ReportBytes) -> Sequences:
     """All images of some files as one split."""
     batches = [_read_batch(folder / name, report) for name in files]
     names = [
@@ -141,7 +141,7 @@ def _join(folder: Path, files: tuple[str, ...], report: Report) -> Sequences:
     return replace(_sequences(grey, labels, str(folder)), names=names)
 
 
-def _read_batch(path: Path, report: Report) -> tuple[np.ndarray, np.ndarray]:
+def _read_batch(path: Path, report: ReportBytes) -> tuple[np.ndarray, np.ndarray]:
     """Grey levels (N, 1024) and labels (N,) of one file."""
     try:
         content = read_regular(path, MAX_BYTES)

@@ -1,4 +1,4 @@
-"""What a user gives a trained model to answer, as symbols: a text, a ListOps expression, an image."""
+"""Inputs of `polaformer predict`, as symbols: a text, a ListOps expression, an image."""
 
 import os
 from collections.abc import Callable

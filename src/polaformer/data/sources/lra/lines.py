@@ -22,10 +22,10 @@ MAX_LINE = 2**24  # bytes; a paper has about 10**5
 CHUNK = 2**20  # bytes that are read, or unpacked, at a time
 MAX_DICTIONARY = 2**28  # bytes that unpacking an .xz may take by itself; `xz -9` needs 2**26
 
-Report = Callable[[int], object]  # called with the number of bytes of a file read since the last call
+ReportBytes = Callable[[int], object]  # called with the number of bytes of a file read since the last call
 
 
-def read_lines(path: Path, report: Report = lambda count: None) -> Iterator[bytes]:
+def read_lines(path: Path, report: ReportBytes = lambda count: None) -> Iterator[bytes]:
     """The lines of a file in order, without their ends; raises DataError. The last line need not have an end."""
     try:
         with open_regular(path) as file:
@@ -35,7 +35,7 @@ def read_lines(path: Path, report: Report = lambda count: None) -> Iterator[byte
         raise DataError(f"{path} cannot be read: {what}; check the path, or fetch it again") from error
 
 
-def read_objects(path: Path, report: Report = lambda count: None) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_objects(path: Path, report: ReportBytes = lambda count: None) -> Iterator[tuple[int, dict[str, Any]]]:
     """The JSON object of each line, with its line number from 1; raises DataError."""
     for number, line in enumerate(read_lines(path, report), start=1):
         yield number, _object(path, number, line)
@@ -61,7 +61,7 @@ class Meter:
         self.total, self.done, self.advance = total, 0, advance
 
     def __call__(self, count: int) -> None:
-        """Add the bytes that were just read."""
+        """Adds the bytes that were just read."""
         self.done += count
         self.advance(self.done, self.total)
 
@@ -95,7 +95,7 @@ def _lines(path: Path, chunks: Iterator[bytes]) -> Iterator[bytes]:
         yield rest.removesuffix(b"\r")
 
 
-def _limited(path: Path, file: io.BufferedReader, report: Report) -> Iterator[bytes]:
+def _limited(path: Path, file: io.BufferedReader, report: ReportBytes) -> Iterator[bytes]:
     """The unpacked content; raises DataError if there is more of it than a genuine file of that size would hold."""
     most, total, before = unpacked_limit(os.fstat(file.fileno())), 0, 0
     unpack = {".gz": _from_gzip, ".xz": _from_xz}.get(path.suffix, _plain)

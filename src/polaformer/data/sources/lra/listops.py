@@ -71,7 +71,7 @@ def parse(text: str, where: str = "the expression") -> np.ndarray:
         if token in "()":
             parentheses += 1 if token == "(" else -1
             if parentheses < 0:
-                raise DataError(f"{where} has a ) without a ( before it, at character {found.start() + 1}")
+                raise DataError(f"{where} has an unmatched ) at character {found.start() + 1}")
             continue
         if token not in _NUMBERS:
             raise DataError(f"{where} has {_shortened(token)} at character {found.start() + 1}; {ALLOWED}")
@@ -88,7 +88,7 @@ def parse(text: str, where: str = "the expression") -> np.ndarray:
         raise DataError(f"{where} is empty; write for instance [MAX 2 9 ]")
     if depth or parentheses:
         missing = f"{depth} × ]" if depth else f"{parentheses} × )"
-        raise DataError(f"{where} ends too early, with {missing} missing; close what is open")
+        raise DataError(f"{where} ends too early, with {missing} missing; close all brackets")
     return np.array(symbols, dtype=np.uint8)
 
 
@@ -129,9 +129,9 @@ def read(file: Path, advance: Callable[[int], object] = lambda done: None) -> Se
 
 
 def statistics(split: Sequences) -> dict[str, Any]:
-    """The split's, the length without closing brackets, operators per tree, and the accuracy of the root-operator rule.
+    """The common statistics, plus lengths without closing brackets, operators per tree, and the root-operator rule's accuracy.
 
-    That rule answers with the value that is most frequent for the root's operator: it sees the first symbol alone.
+    That rule predicts the most frequent value of expressions with the same root operator: it sees only the first symbol.
     """
     if not len(split):
         return split.statistics()

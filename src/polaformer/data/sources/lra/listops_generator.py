@@ -16,15 +16,15 @@ from typing import Any
 
 from polaformer.data.randomness import derive
 from polaformer.data.sources.lra import listops
-from polaformer.data.sources.lra.generation import Advance, Stage, Target, ignore, in_processes, opening
+from polaformer.data.sources.lra.generation import Progress, Stage, Target, ignore, in_processes, opening
 from polaformer.data.sources.lra.listops import CLASSES, HEADER, OPERATORS, file_name
 from polaformer.data.sources.lra.sequences import SPLITS, Sequences
 from polaformer.regular_files import open_regular, open_to_write
 
 MAX_DEPTH = 10
 OPERATOR_PROBABILITY = 0.25
-FEWEST_ARGUMENTS, MOST_ARGUMENTS = 2, 10
-SHORTEST, LONGEST = 501, 1999  # of an expression, in symbols
+MIN_ARGUMENTS, MAX_ARGUMENTS = 2, 10
+MIN_LENGTH, MAX_LENGTH = 501, 1999  # of an expression, in symbols
 CHUNK_ROWS = 200  # made from one seed; a multiple of them is lost by a kill
 ORDER = ("test", "val", "train")
 VERSION = 1  # changes with the rows that a seed gives
@@ -39,7 +39,7 @@ def generate(
     overwrite: bool = False,
     stage: Stage = ignore,
 ) -> dict[str, Any]:
-    """Write `sizes` rows per split, all different, to the release's files in `out`, and return the manifest.
+    """Writes `sizes` rows per split, all different, to the release's files in `out`, and returns the manifest.
 
     Resumes after a kill; the bytes depend on sizes and seed alone. Raises SettingsError if `out` has something else.
     """
@@ -67,7 +67,7 @@ def draw_rows(random: Callable[[], float]) -> Iterator[bytes]:
             value = draw_tree(random, texts)
         except _TooLongError:
             continue
-        if SHORTEST <= len(texts) <= LONGEST:
+        if MIN_LENGTH <= len(texts) <= MAX_LENGTH:
             yield f"{''.join(texts)[:-3]}\t{value}\n".encode()
 
 
@@ -76,7 +76,7 @@ class _TooLongError(Exception):
 
 
 def draw_tree(random: Callable[[], float], texts: list[str], depth: int = 1) -> int:
-    """Draw a tree: adds the text of each of its symbols to `texts` and returns its value.
+    """Draws a tree: adds the text of each of its symbols to `texts` and returns its value.
 
     The release writes an operator and its arguments as nested pairs, "( ( ( ( [MAX 2 ) 3 ) 9 ) ] )": with as many opening
     parentheses as arguments and one more, and a closing one after each argument and after the bracket.
@@ -85,9 +85,9 @@ def draw_tree(random: Callable[[], float], texts: list[str], depth: int = 1) -> 
         digit = int(random() * len(CLASSES))
         texts.append(_DIGITS[digit])
         return digit
-    num_arguments = FEWEST_ARGUMENTS + int(random() * (MOST_ARGUMENTS - FEWEST_ARGUMENTS + 1))
+    num_arguments = MIN_ARGUMENTS + int(random() * (MAX_ARGUMENTS - MIN_ARGUMENTS + 1))
     operator = int(random() * len(OPERATORS))
-    if len(texts) > LONGEST - num_arguments - 2:
+    if len(texts) > MAX_LENGTH - num_arguments - 2:
         raise _TooLongError
     texts.append(_OPENERS[operator][num_arguments])
     arguments = [draw_tree(random, texts, depth + 1) for _ in range(num_arguments)]
@@ -96,14 +96,14 @@ def draw_tree(random: Callable[[], float], texts: list[str], depth: int = 1) -> 
 
 
 _DIGITS = [f"{digit} ) " for digit in CLASSES]
-_OPENERS = [[f"{'( ' * (number + 1)}{name} " for number in range(MOST_ARGUMENTS + 1)] for name in OPERATORS]
+_OPENERS = [[f"{'( ' * (number + 1)}{name} " for number in range(MAX_ARGUMENTS + 1)] for name in OPERATORS]
 _CLOSER = "] ) ) "
 
 
 def _write(
-    target: Target, sizes: Mapping[str, int], make: Callable[[int], list[bytes]], num_workers: int, advance: Advance
+    target: Target, sizes: Mapping[str, int], make: Callable[[int], list[bytes]], num_workers: int, advance: Progress
 ) -> None:
-    """Write all rows; the files get their names when they are complete."""
+    """Writes all rows; the files get their names when they are complete."""
     with ExitStack() as stack:
         files = {split: stack.enter_context(_resume(target, split)) for split in ORDER}
         seen, written = _read_back(target.folder)
@@ -127,7 +127,7 @@ def _write(
 def _add(
     rows: list[bytes], files: Mapping[str, BufferedWriter], sizes: Mapping[str, int], seen: set[bytes], written: dict[str, int]
 ) -> None:
-    """Append rows that were not seen before to the first split that is not full."""
+    """Appends rows that were not seen before to the first split that is not full."""
     for row in rows:
         split = next((split for split in ORDER if written[split] < sizes[split]), None)
         digest = _digest(row)

@@ -11,7 +11,7 @@ from polaformer.data.sources.lra.generation import STATE
 from polaformer.data.sources.lra.sequences import Sequences
 from polaformer.errors import DataError
 
-# Modules of this package, in the order in which they are asked whether they know a path.
+# Modules of this package, in the order in which `recognise` tries them.
 DATASETS = (
     "listops",
     "pathfinder",
@@ -21,7 +21,7 @@ DATASETS = (
 )
 
 
-class Dataset(Protocol):
+class DatasetModule(Protocol):
     """What the module of each dataset defines."""
 
     CLASSES: tuple[str, ...]
@@ -39,11 +39,11 @@ class Dataset(Protocol):
         ...
 
 
-def find_dataset(name: str) -> Dataset:
+def find_dataset(name: str) -> DatasetModule:
     """The module of a dataset; raises ValueError."""
     if name not in DATASETS:
         raise ValueError(f"there is no dataset {name!r}; choose one of {', '.join(DATASETS)}")
-    return cast(Dataset, import_module(f"polaformer.data.sources.lra.{name}"))
+    return cast(DatasetModule, import_module(f"polaformer.data.sources.lra.{name}"))
 
 
 def recognise(path: str | Path) -> str | None:

@@ -93,7 +93,7 @@ def split_indices(number: int, seed: int) -> dict[str, np.ndarray]:
 
 
 def statistics(split: Sequences) -> dict[str, Any]:
-    """The split's, the percentage of visible (not black) pixels, the mean intensity, and quantiles of visible pixels."""
+    """The common statistics, plus the percentage of visible (non-black) pixels, their quantiles, and the mean intensity."""
     if not len(split):
         return split.statistics()
     pixels = np.stack([split.read(index) for index in range(len(split))])
@@ -123,7 +123,7 @@ def _sequences(index: Index, pixels: np.ndarray, labels: np.ndarray, which: np.n
 def _read(file: Path) -> np.ndarray:
     image = decode(read_file(file), str(file), channels=1)
     if image.size != (SIZE, SIZE):
-        raise DataError(f"{file} has {image.width}×{image.height} pixels; images of {SIZE}×{SIZE} are read: fetch it again")
+        raise DataError(f"{file} has {image.width}×{image.height} pixels instead of {SIZE}×{SIZE}; fetch it again")
     return np.asarray(image).reshape(-1)
 
 
@@ -162,7 +162,7 @@ def _metadata_files(level: Path) -> list[Path]:
 
 
 def _read_metadata(file: Path, index: Index) -> None:
-    """Add the images that a metadata file lists to the index."""
+    """Adds the images that a metadata file lists to the index."""
     try:
         content = read_regular(file, MAX_METADATA_BYTES)
     except OSError as error:

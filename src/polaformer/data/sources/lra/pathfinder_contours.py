@@ -21,10 +21,10 @@ SEGMENT_TRIES, DISTRACTOR_TRIES = 3, 5
 NUM_ATTEMPTS = 2048  # at pairs of long contours, at the same time
 
 # Occupancies are 0 to 255, for 0 to 1.
-FREE_UP_TO = 76  # 0.3: of a pixel that a contour can start at
-MOST_TOGETHER = 458  # below 1.8: of a pixel and of the segment drawn on it
-LEAST_WEIGHT = 1e-4 * 255  # of all candidates together
-LEAST_SHARE = 0.01  # of pixels that are free, for one more distractor
+MAX_OCCUPANCY = 76  # 0.3: of a pixel that a contour can start at
+MAX_OCCUPANCY_SUM = 458  # below 1.8: of a pixel and of the segment drawn on it
+MIN_WEIGHT = 1e-4 * 255  # of all candidates together
+MIN_SHARE = 0.01  # of pixels that are free, for one more distractor
 
 
 class Contours(NamedTuple):
@@ -53,7 +53,7 @@ class Segments(NamedTuple):
         return Segments(*(np.full((num_canvases, length), -1, dtype=np.intp) for _ in Segments._fields))
 
     def put(self, number: int, contours: Contours) -> None:
-        """Store the last segment of the contours as number `number` of all."""
+        """Stores the last segment of the contours as number `number` of all."""
         self.start[contours.canvas, number] = contours.start
         self.direction[contours.canvas, number] = contours.direction
 
@@ -106,7 +106,7 @@ def extend(occupied: np.ndarray, last: Contours, random: np.random.Generator) ->
     cumulative = _weights(occupied, last, candidates).cumsum(1)
     chosen = np.zeros(len(pivot), dtype=np.intp)
     mask = np.empty_like(last.mask)
-    pending = np.flatnonzero(cumulative[:, -1] >= LEAST_WEIGHT)
+    pending = np.flatnonzero(cumulative[:, -1] >= MIN_WEIGHT)
     found = []
     for _ in range(SEGMENT_TRIES):
         threshold = random.random(len(pending)) * cumulative[pending, -1]
@@ -114,7 +114,7 @@ def extend(occupied: np.ndarray, last: Contours, random: np.random.Generator) ->
         patch = candidates[pending, chosen[pending], None] + PATCH  # (B, P)
         mask[pending] = MASKS[NUM_DEGREES + chosen[pending]] * stamps.INSIDE[patch]
         below = occupied.ravel()[last.canvas[pending, None] * AREA + patch]
-        fits = np.add(mask[pending], below, dtype=np.uint16).max(1, initial=0) <= MOST_TOGETHER
+        fits = np.add(mask[pending], below, dtype=np.uint16).max(1, initial=0) <= MAX_OCCUPANCY_SUM
         found.append(pending[fits])
         pending = pending[~fits]
     grown = np.sort(np.concatenate(found))
@@ -124,7 +124,7 @@ def extend(occupied: np.ndarray, last: Contours, random: np.random.Generator) ->
 
 
 def enter(occupied: np.ndarray, contours: Contours) -> None:
-    """Enter the last segments into `occupied` (A, AREA)."""
+    """Enters the last segments into `occupied` (A, AREA)."""
     patch = (contours.canvas * AREA + contours.start)[:, None] + PATCH
     occupied.ravel()[patch] = np.maximum(occupied.ravel()[patch], contours.mask)
 
@@ -199,8 +199,8 @@ def _add_distractor(occupied: np.ndarray, length: int, random: np.random.Generat
 def seed_distractors(occupied: np.ndarray, random: np.random.Generator) -> Contours:
     """The first segment of a distractor on each canvas of `occupied` (A, AREA) that has room for it."""
     found = []
-    free = (stamps.window(occupied) <= FREE_UP_TO).mean(axis=(1, 2))
-    pending = np.flatnonzero(free >= LEAST_SHARE)
+    free = (stamps.window(occupied) <= MAX_OCCUPANCY).mean(axis=(1, 2))
+    pending = np.flatnonzero(free >= MIN_SHARE)
     for _ in range(SEGMENT_TRIES):
         direction = integers(random, NUM_DEGREES, len(pending))
         tails = free_tails(occupied[pending], direction)
@@ -225,7 +225,7 @@ def free_tails(occupied: np.ndarray, direction: np.ndarray) -> np.ndarray:
     most = np.zeros(window.shape, dtype=np.uint8)
     for offset in _KERNELS[direction].T:
         most = np.maximum(most, occupied.ravel()[window + offset[:, None]])
-    return (most <= FREE_UP_TO) & np.isin(direction, _STARTS)[:, None]
+    return (most <= MAX_OCCUPANCY) & np.isin(direction, _STARTS)[:, None]
 
 
 def integers(random: np.random.Generator, below: int | np.ndarray, number: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from PIL import Image
 from polaformer.data.randomness import derive
 from polaformer.data.sources.lra import pathfinder
 from polaformer.data.sources.lra import pathfinder_stamps as stamps
-from polaformer.data.sources.lra.generation import Advance, Stage, ignore, in_processes, opening
+from polaformer.data.sources.lra.generation import Progress, Stage, ignore, in_processes, opening
 from polaformer.data.sources.lra.pathfinder_contours import Pairs, Segments, add_distractors, grow_pairs, integers
 from polaformer.data.sources.lra.pathfinder_stamps import AREA, PATCH
 from polaformer.errors import DataError
@@ -36,7 +36,7 @@ def generate(
     overwrite: bool = False,
     stage: Stage = ignore,
 ) -> dict[str, Any]:
-    """Write images to the release's files in `out`, and return the manifest.
+    """Writes images to the release's files in `out`, and returns the manifest.
 
     Resumes after a kill; the bytes depend on the numbers and the seed alone. Raises SettingsError if `out` has something else.
     """
@@ -58,7 +58,7 @@ def generate(
 
 
 def write_batch(level: Path, sizes: list[int], contour_length: int, seed: int, number: int) -> int:
-    """Draw and write batch `number`, its metadata last, and return the number of images."""
+    """Draws and writes batch `number`, its metadata last, and returns the number of images."""
     random = np.random.Generator(np.random.PCG64(derive("pathfinder", VERSION, contour_length, seed, number)))
     images, labels = draw_images(sizes[number], contour_length, random)
     folder, file = level / pathfinder.IMAGES / str(number), pathfinder.metadata_file(level, number)
@@ -86,7 +86,7 @@ def draw_images(number: int, contour_length: int, random: np.random.Generator) -
     return stamps.bytescale(np.maximum(stamps.window(canvas), _draw_markers(pairs, labels, random))), labels
 
 
-def _describe(level: Path, num_images: int, advance: Advance) -> dict[str, Any]:
+def _describe(level: Path, num_images: int, advance: Progress) -> dict[str, Any]:
     """The splits as they are read back."""
     splits = pathfinder.load(level, advance)
     found = sum(len(split) for split in splits.values())
@@ -104,7 +104,7 @@ def distractor_length(contour_length: int) -> int:
 
 
 def _draw(canvas: np.ndarray, contour: Segments, contrast: float) -> None:
-    """Draw a contour on each of the canvases, (N, AREA)."""
+    """Draws a contour on each of the canvases, (N, AREA)."""
     for start, direction in zip(contour.start.T, contour.direction.T, strict=True):
         there = np.flatnonzero(start >= 0)
         patch = (there * AREA + start[there])[:, None] + PATCH

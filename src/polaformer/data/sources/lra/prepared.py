@@ -33,7 +33,7 @@ Manifest = dict[str, Any]
 
 
 def holds(path: Path) -> bool:
-    """Whether the path is a prepared directory of whatever dataset, possibly a damaged one."""
+    """Whether the path is a prepared directory of any dataset, even if damaged."""
     with suppress(OSError, ValueError):
         return FORMAT.encode() in read_regular(path / MANIFEST, MAX_MANIFEST)
     return False
@@ -91,7 +91,7 @@ def write(
     statistics: Callable[[Sequences], dict[str, Any]] = Sequences.statistics,
     overwrite: bool = False,
 ) -> Manifest:
-    """Write the splits and return the manifest; a directory that `existing` returns is left alone. Raises also OSError.
+    """Writes the splits and returns the manifest; a directory that `existing` returns is left alone. Also raises OSError.
 
     about: how the data were made, for JSON; a directory made another way is not replaced unless `overwrite`.
     """
@@ -117,7 +117,7 @@ def _temporary(out: Path, split: str) -> Path:
 
 
 def _is_ours(file: Path) -> bool:
-    """Whether a file was written here; a kill may have come before the manifest."""
+    """Whether a file was written here; the process may have been killed before writing the manifest."""
     with suppress(OSError, SafetensorError):
         open_regular(file).close()
         with safe_open(file, framework="np") as opened:
@@ -134,12 +134,12 @@ def _is_complete(out: Path, manifest: Manifest) -> bool:
 def _write_split(
     sequences: Sequences, out: Path, split: str, statistics: Callable[[Sequences], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Write the temporary file of a split and return its entry in the manifest."""
+    """Writes the temporary file of a split and returns its entry in the manifest."""
     temporary = _temporary(out, split)
     temporary.unlink(missing_ok=True)  # left by a kill; or a link or FIFO, which must not be opened
     try:
         save_file({name: np.ascontiguousarray(getattr(sequences, name)) for name in TENSORS}, temporary, {"format": FORMAT})
-    except SafetensorError as error:  # what the library makes of an error of the operating system
+    except SafetensorError as error:  # how the library reports OS errors
         raise OSError(str(error)) from error
     with open(temporary, "rb+") as file:
         os.fsync(file.fileno())
@@ -216,7 +216,7 @@ def _check_bytes(path: Path, about: Mapping[str, Any]) -> None:
 
 
 def _check_tensors(tensors: Mapping[str, np.ndarray], num_classes: int, samples: int) -> None:
-    """Raises ValueError unless every number refers to something that is there."""
+    """Raises ValueError unless every number refers to something that exists."""
     for name, (dtype, ndim) in TENSORS.items():
         if tensors[name].dtype != dtype or tensors[name].ndim != ndim:
             raise ValueError(f"{name} is {tensors[name].dtype} with {tensors[name].ndim} dimensions")

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polaformer.data.sources.lra.builder import Builder, Places
-from polaformer.data.sources.lra.lines import JSON_LINES, Meter, Report, at_line, read_lines, read_objects, size_on_disk
+from polaformer.data.sources.lra.lines import JSON_LINES, Meter, ReportBytes, at_line, read_lines, read_objects, size_on_disk
 from polaformer.data.sources.lra.sequences import Sequences
 from polaformer.errors import DataError
 from polaformer.regular_files import reason
 
 CLASSES = ("unrelated", "linked")
 SPLITS = {"train": "train", "eval": "val", "test": "test"}  # in file names → ours
-MOST = 10_000  # bytes of a text that are encoded, as in the release's own reader
+MAX_TEXT_BYTES = 10_000  # of a text that are encoded, as in the release's own reader
 KEPT = 4000  # bytes of those that the published models read
 FOLDERS = ("", "tsv_data", "lra_release/tsv_data", "lra_release/lra_release/tsv_data")  # where the release may be unpacked
 COLUMNS = ("label", "id 1", "id 2", "text 1", "text 2")
@@ -58,9 +58,9 @@ def load(path: Path, advance: Callable[[int, int], object] = lambda done, total:
 
 
 def statistics(split: Sequences) -> dict[str, Any]:
-    """Those of any sequences, the number of different documents, and the share that the published models read to their end.
+    """The common statistics, plus the number of distinct documents and the share that the published models read to the end.
 
-    Lengths are those of the bytes that are encoded.
+    Lengths count the bytes that are encoded.
     """
     whole = round(float(np.mean(split.lengths() <= KEPT)), 4)
     return split.statistics() | {"documents": len(split.offsets) - 1, "read_whole": whole}
@@ -74,7 +74,7 @@ def _find(path: Path) -> Files | None:
         names = sorted(file.name for file in folder.iterdir())
         documents = [name for name in names if name in [f"docs{ending}" for ending in JSON_LINES]]
         if len(documents) > 1:
-            raise DataError(f"{folder} holds {' and '.join(documents)}; it is not clear which to read: remove one of them")
+            raise DataError(f"{folder} holds {' and '.join(documents)}, which is ambiguous; remove one of them")
         prefix = _prefix(folder, names) if documents else "new_aan"
         pairs = {split: folder / name for word, split in SPLITS.items() if (name := f"{prefix}_pairs.{word}.tsv") in names}
         if pairs:
@@ -83,31 +83,31 @@ def _find(path: Path) -> Files | None:
 
 
 def _prefix(folder: Path, names: list[str]) -> str:
-    """What stands before _pairs in the names of the files."""
+    """The prefix of the file names before `_pairs`."""
     endings = tuple(f"_pairs.{word}.tsv" for word in SPLITS)
     found = sorted({name[: -len(ending)] for name in names for ending in endings if name.endswith(ending)})
     if len(found) > 1:
-        raise DataError(f"{folder} holds pairs of {' and of '.join(found)}; it is not clear which to read: move one of them")
+        raise DataError(f"{folder} holds pairs of {' and of '.join(found)}, which is ambiguous; move one of them")
     return "".join(found)
 
 
-def _read_documents(path: Path, report: Report) -> dict[str, bytes]:
+def _read_documents(path: Path, report: ReportBytes) -> dict[str, bytes]:
     """The first bytes of each document by id."""
     texts: dict[str, bytes] = {}
     for number, found in read_objects(path, report):
         name, text, where = found.get("id"), found.get("text"), at_line(path, number)
         if not isinstance(name, str) or not name or not isinstance(text, str):
-            raise DataError(f'{where}: "id" or "text" is missing or no string; give both in each object')
+            raise DataError(f'{where}: "id" or "text" is missing or not a string; each object needs both')
         if name in texts:
-            raise DataError(f"{where}: there is already a document {name!r}; give each id to one document only")
+            raise DataError(f"{where}: duplicate id {name!r}; give each document an id of its own")
         try:
-            texts[name] = text[:MOST].encode()[:MOST]
+            texts[name] = text[:MAX_TEXT_BYTES].encode()[:MAX_TEXT_BYTES]
         except UnicodeEncodeError as error:
-            raise DataError(f"{where}: text has half of a surrogate pair at character {error.start}; remove it") from error
+            raise DataError(f"{where}: text has a lone surrogate at character {error.start}; remove it") from error
     return texts
 
 
-def _load_split(path: Path, texts: Mapping[str, bytes] | None, documents: Path | None, report: Report) -> Sequences:
+def _load_split(path: Path, texts: Mapping[str, bytes] | None, documents: Path | None, report: ReportBytes) -> Sequences:
     """One split. texts: the documents by id, or None if the rows contain them."""
     builder, places = Builder(CLASSES, str(path)), Places()
     stored: dict[tuple[bytes, bytes], int] = {}  # id and digest of the text → number of the document
@@ -136,7 +136,7 @@ def _row(line: bytes, where: str, with_texts: bool) -> tuple[int, list[bytes], l
         raise DataError(f"{where} has {1 + len(rest)} columns; give {', '.join(wanted)}, separated by tabs")
     if not rest[0] or not rest[1]:
         raise DataError(f"{where}: {'id 1' if not rest[0] else 'id 2'} is empty; give the id of a paper")
-    return _label(label, where), rest[:2], [text[:MOST] for text in rest[2:]]
+    return _label(label, where), rest[:2], [text[:MAX_TEXT_BYTES] for text in rest[2:]]
 
 
 def _label(text: bytes, where: str) -> int:

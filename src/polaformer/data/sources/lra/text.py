@@ -20,7 +20,7 @@ import numpy as np
 
 from polaformer.data.sources import parquet
 from polaformer.data.sources.lra.builder import Builder, Places
-from polaformer.data.sources.lra.lines import JSON_LINES, Meter, Report, at_line, first_object, read_objects, size_on_disk
+from polaformer.data.sources.lra.lines import JSON_LINES, Meter, ReportBytes, at_line, first_object, read_objects, size_on_disk
 from polaformer.data.sources.lra.sequences import Sequences
 from polaformer.errors import DataError
 from polaformer.extras import require
@@ -41,7 +41,7 @@ FORMS = (
 )
 
 
-class Row(NamedTuple):
+class ReviewRow(NamedTuple):
     """A row of a file before it is checked: its number from 1, and the values under text, label and split."""
 
     number: int
@@ -73,7 +73,7 @@ def load(path: Path, advance: Callable[[int, int], object] = lambda done, total:
 
 
 def statistics(split: Sequences) -> dict[str, Any]:
-    """Those of any sequences, and the share of reviews that the published models read to their end."""
+    """The common statistics, plus the share of reviews that the published models read to the end."""
     return split.statistics() | {"read_whole": round(float(np.mean(split.lengths() <= KEPT)), 4)}
 
 
@@ -127,7 +127,7 @@ def _checked_size(root: Path, files: Mapping[Path, list[os.DirEntry[str]]]) -> i
     return total
 
 
-def _read_reviews(folders: list[Path], files: Mapping[Path, list[os.DirEntry[str]]], report: Report) -> Sequences:
+def _read_reviews(folders: list[Path], files: Mapping[Path, list[os.DirEntry[str]]], report: ReportBytes) -> Sequences:
     """One split. folders: those of its classes."""
     builder, names = Builder(CLASSES, str(folders[0].parent)), []
     for label, folder in enumerate(folders):
@@ -152,7 +152,7 @@ def _row_files(path: Path) -> list[Path]:
     stored = sorted(file for pattern in PARQUET for file in path.glob(pattern))
     lines = sorted(file for file in path.iterdir() if file.name.endswith(JSON_LINES))
     if stored and lines:
-        raise DataError(f"{path} holds {stored[0].name} and {lines[0].name}; it is not clear which to read: name one of them")
+        raise DataError(f"{path} holds {stored[0].name} and {lines[0].name}, which is ambiguous; give one of them")
     return stored or lines
 
 
@@ -181,7 +181,7 @@ def _split_of_name(file: Path, root: Path) -> str:
     return found
 
 
-def _checked(row: Row, named: str, where: str) -> tuple[str, int, bytes]:
+def _checked(row: ReviewRow, named: str, where: str) -> tuple[str, int, bytes]:
     """Split, label and text of a row; raises DataError."""
     split = named if row.split is None else row.split
     if split not in SPLITS:
@@ -194,7 +194,7 @@ def _checked(row: Row, named: str, where: str) -> tuple[str, int, bytes]:
     try:
         return split, LABELS[row.label], row.text if isinstance(row.text, bytes) else row.text.encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"{where}: text has half of a surrogate pair at character {error.start}; remove it") from error
+        raise DataError(f"{where}: text has a lone surrogate at character {error.start}; remove it") from error
 
 
 def _shown(value: Any) -> str:
@@ -203,16 +203,16 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:40]}…"
 
 
-def _json_rows(path: Path, report: Report) -> Iterator[Row]:
+def _json_rows(path: Path, report: ReportBytes) -> Iterator[ReviewRow]:
     for number, found in read_objects(path, report):
-        yield Row(number, found.get("text"), found.get("label"), found.get("split"))
+        yield ReviewRow(number, found.get("text"), found.get("label"), found.get("split"))
 
 
 def _has_keys(path: Path) -> bool:
     return {"text", "label"} <= first_object(path).keys()
 
 
-def _parquet_rows(path: Path, report: Report) -> Iterator[Row]:
+def _parquet_rows(path: Path, report: ReportBytes) -> Iterator[ReviewRow]:
     require("data", "pyarrow")
     try:
         opened = open_regular(path)
@@ -231,7 +231,7 @@ def _parquet_rows(path: Path, report: Report) -> Iterator[Row]:
             raise DataError(f"{path} is not a complete Parquet file ({what}); fetch it again") from error
 
 
-def _rows(path: Path, file: Any, report: Report) -> Iterator[Row]:
+def _rows(path: Path, file: Any, report: ReportBytes) -> Iterator[ReviewRow]:
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
@@ -246,7 +246,7 @@ def _rows(path: Path, file: Any, report: Report) -> Iterator[Row]:
             split = batch.column("split").to_pylist() if "split" in batch.schema.names else [None] * len(label)
             for one in zip(text.to_pylist(), label, split, strict=True):
                 count += 1
-                yield Row(count, *one)
+                yield ReviewRow(count, *one)
             report(size_on_disk(path) * len(label) // opened.metadata.num_rows)
 
 

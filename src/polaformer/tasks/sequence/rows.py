@@ -27,19 +27,17 @@ RIVALS = (
     "hydra",
     "mobile",
 )
-UNTRIMMED = ("reformer", "informer", "bigbird")  # their results depend on padding; a test compares this with their facts
-
 
 DROPOUT = dict.fromkeys(("softmax", "kernelized"), ("dropout=0.1",))  # of attention weights, in Skyformer's code
 
 
-class Variant(NamedTuple):
-    """A mechanism with its options."""
+class ArenaRow(NamedTuple):
+    """A mechanism with its options, as a row of the table."""
 
     attention: str
     options: tuple[str, ...] | None = None
 
 
-VARIANTS = {f"pola-a{alpha}": Variant("pola", (f"alpha={alpha}",)) for alpha in ALPHAS} | {
-    name: Variant(name, DROPOUT.get(name)) for name in RIVALS
+ARENA_ROWS = {f"pola-a{alpha}": ArenaRow("pola", (f"alpha={alpha}",)) for alpha in ALPHAS} | {
+    name: ArenaRow(name, DROPOUT.get(name)) for name in RIVALS
 }
