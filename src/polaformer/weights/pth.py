@@ -73,7 +73,7 @@ def check_pickle(content: bytes) -> None:
 
 
 def trace(stream: bytes | IO[bytes], size: int) -> list[Any]:
-    """Checks the next pickle, of a file of `size` bytes, and returns its references to storages, as far as they were tracked."""
+    """Checks the next pickle, of a file of `size` bytes; returns its references to storages, as far as they were tracked."""
     stack: list[Any] = []
     outer: list[list[Any]] = []  # the stacks below each open mark
     memo: dict[Any, Any] = {}

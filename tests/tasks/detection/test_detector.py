@@ -105,6 +105,8 @@ def test_boxes_beyond_256_pixels_keep_their_precision_under_bfloat16(kind):
     assert len(large) > 5
     assert (large.bfloat16().float() != large).float().mean() > 0.8
     assert (found.scores.bfloat16().float() != found.scores).float().mean() > 0.5
+    if found.masks is not None:
+        assert (found.masks.bfloat16().float() != found.masks).float().mean() > 0.5
 
 
 @pytest.mark.parametrize("kind", KINDS)
