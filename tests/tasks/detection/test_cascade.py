@@ -172,7 +172,7 @@ def test_mask_targets_are_rounded_parts_of_the_objects_masks():
     stage = small_stage()
     masks = torch.zeros(2, 64, 64, dtype=torch.uint8)
     masks[1, 10:38, 10:24] = 1
-    target = stage._mask_target(masks, torch.tensor([[10.0, 10, 38, 38]]), torch.tensor([1]), 28)
+    target = stage._mask_target(masks, torch.tensor([[10.25, 10.25, 38.25, 38.25]]), torch.tensor([1]), 28)
     expected = torch.zeros(1, 28, 28)
     expected[:, :, :14] = 1
     assert torch.equal(target, expected)

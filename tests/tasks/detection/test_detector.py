@@ -86,7 +86,9 @@ def test_without_any_proposal_training_and_inference_work(kind, monkeypatch):
     for numbers in ((0, 0), (1, 0)):
         losses = detector.train()(*batch(), targets(numbers=numbers))
         assert all(loss.isfinite() for loss in losses.values())
+        assert all(loss > 0 for name, loss in losses.items() if "class" in name)
         sum(losses.values()).backward()
+    assert all(one.isfinite().all() for one in detector.buffers())  # of batch norm
     assert all(one.grad is not None and one.grad.isfinite().all() for one in detector.parameters() if one.requires_grad)
     if kind["detector"] != "retinanet":
         assert [len(one.boxes) for one in confident(detector)(*batch())] == [0, 0]
@@ -134,12 +136,13 @@ def test_float64_weights_train_and_detect(kind):
 
 def test_anchors_in_the_padding_do_not_count_in_the_focal_loss():
     detector, seen = describe("retinanet").build(), []
+    nn.init.zeros_(detector.heads.head.classification_head.cls_logits.bias)  # every anchor then counts about alike
     (images, mask, sizes), wanted = batch([(64, 64)]), targets([(64, 64)], [1])
     detector.heads.head.register_forward_hook(lambda module, inputs, output: seen.append(output["cls_logits"].shape[1]))
     alone = detector(images, mask, sizes, wanted)["class"]
     padded = detector(nn.functional.pad(images, (0, 128)), nn.functional.pad(mask, (0, 128)), sizes, wanted)["class"]
     assert seen[1] > 2 * seen[0]
-    assert padded.item() == pytest.approx(alone.item(), rel=0.15)  # convolutions see the padding
+    assert padded.item() == pytest.approx(alone.item(), rel=0.05)
 
 
 @pytest.mark.parametrize("kind", KINDS)
