@@ -65,12 +65,22 @@ def benchmark(
     Checks that ours agrees with the same parameters computed as published, forecasts, and times all interleaved. options are
     further arguments of `create_model` for our models.
     """
-    models, notes = build(name, size, device=settings.device, **options), list[str]()
+    models = build(name, size, device=settings.device, **options)
     channels, generator = cast(Backbone, models[OURS]).in_chans, torch.Generator().manual_seed(0)
     images = torch.randn(settings.batch, channels, size, size, generator=generator).to(settings.device)
     steps = {key: Step(model.train(settings.backward), images, settings.backward) for key, model in models.items()}
-    rows = dict.fromkeys(steps, ModelMeasurement(batch=settings.batch))
-    pair = [replace(steps[key], images=images[:2]) for key in (OURS, PUBLISHED)]
+    return compare(steps, settings, with_compiled=with_compiled)
+
+
+def compare(
+    steps: "dict[str, Step]", settings: BenchSettings, *, with_compiled: bool = False, checked: "list[Step] | None" = None
+) -> tuple[dict[str, ModelMeasurement], list[str]]:
+    """The rows of the steps, and notes: check, forecast, time all of them interleaved.
+
+    checked: steps of ours and of the published form to compare instead of those that are timed.
+    """
+    notes, rows = list[str](), dict.fromkeys(steps, ModelMeasurement(batch=settings.batch))
+    pair = [replace(one, images=one.images[:2]) for one in checked or (steps[OURS], steps[PUBLISHED])]
     rows[OURS] = check(check(rows[OURS], *pair), *(replace(step, train=False) for step in pair))
     rows = {key: replace(row, skipped=forecast(steps[key], settings)) for key, row in rows.items()}
     if with_compiled and rows[PUBLISHED].skipped is None:
@@ -80,7 +90,7 @@ def benchmark(
             rows[COMPILED] = check(rows[PUBLISHED], step, steps[PUBLISHED])  # as it is timed: others would compile again
     calls = {key: steps[key] for key, row in rows.items() if row.correct and row.skipped is None}
     saved = {key: step.saved_bytes() for key, step in calls.items()} if settings.backward else {}
-    rows = time_in_turns({size: calls}, {size: rows}, OURS, settings)[size]
+    rows = time_in_turns({0: calls}, {0: rows}, OURS, settings)[0]
     for key, row in rows.items():
         ratio = saved[OURS] / saved[key] if key in saved and OURS in saved and saved[key] else None
         speedup = slowdown(row.timing, rows[OURS].timing)
@@ -109,7 +119,7 @@ def build(name: str, size: int, *, device: str = "cpu", **options: Any) -> dict[
     """
     with seeded(0, "cpu"):
         ours = create_model(name, img_size=size, drop_path_rate=0.0, **options)
-        _make_attention_matter(ours)
+        make_attention_matter(ours)
         models = {OURS: ours, PUBLISHED: as_published(ours)}
         models[TWIN] = create_model(name.replace("pola_", "softmax_"), img_size=size, drop_path_rate=0.0, **options)
         rival = TIMM.get(name.removeprefix("pola_"))
@@ -131,9 +141,17 @@ class Step:
         """The logits, or the gradients of all trained parameters."""
         if not self.train:
             with torch.inference_mode():
-                return [self.model(self.images)]
-        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        return torch.autograd.grad(self.loss(), trained, materialize_grads=True)
+                return self.outputs()
+        return torch.autograd.grad(self.loss(), self.trained, materialize_grads=True)
+
+    @property
+    def trained(self) -> list[Tensor]:
+        """The parameters that get gradients."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def outputs(self) -> Sequence[Tensor]:
+        """What the model computes for the images."""
+        return [self.model(self.images)]
 
     def loss(self) -> Tensor:
         """The cross-entropy as if all images were of the first class."""
@@ -151,7 +169,7 @@ def _relative(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     return float(difference / torch.stack([y.norm() for y in expected]).norm())
 
 
-def _make_attention_matter(model: nn.Module) -> None:
+def make_attention_matter(model: nn.Module) -> None:
     """Uses projections that preserve the norm, and small random numbers for parameters that start from zero."""
     for layer in (module for module in model.modules() if isinstance(module, PolaAttention)):
         for projection in (layer.qkv, layer.proj, layer.gate):

@@ -68,7 +68,7 @@ class BenchModel(Timed):
         ]
         record |= {"parameters": NOTE, "machine": machine, "models": models}
         notes = list(dict.fromkeys(note for _, notes in results.values() for note in notes))
-        shown = [*_tables(found, setting), *machine_lines(machine), NOTE, *notes]
+        shown = [*tables(found, setting), *machine_lines(machine), NOTE, *notes]
         speeds = {case: {_kind(key): row.images_per_second for key, row in rows.items()} for case, rows in found.items()}
         draw = partial(save_images_per_second, found=speeds, title=figure_title(setting.capitalize(), machine))
         return Report(record, shown, draw, {name: rows for name, (rows, _) in results.items()})
@@ -93,7 +93,7 @@ class BenchModel(Timed):
         self.check_common("" if len(set(self.sizes)) > 1 else needs)
 
 
-def _tables(found: "dict[tuple[str, int], dict[str, ModelMeasurement]]", setting: str) -> list[Table | str]:
+def tables(found: "dict[tuple[str, Any], dict[str, ModelMeasurement]]", setting: str) -> list[Table | str]:
     """How much faster ours is than each, a row per model and size; then absolute numbers of each."""
     rows = {f"{name}, {size}": {_kind(key): row for key, row in one.items()} for (name, size), one in found.items()}
     labels = dict.fromkeys(key for one in rows.values() for key in one if key != "ours")

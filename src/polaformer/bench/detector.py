@@ -1,0 +1,105 @@
+"""A detector around our backbone, the same computed as published, and around the softmax twin: its backbone, and all of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from polaformer.attention.layer.published_layer import as_published
+from polaformer.bench.model import OURS, PUBLISHED, TWIN, ModelMeasurement, Step, compare, make_attention_matter
+from polaformer.bench.runner import BenchSettings, seeded
+from polaformer.ops.grid import Grid
+from polaformer.tasks.detection.description import DetectorDescription
+from polaformer.tasks.detection.detector import Detector
+
+Part = Literal["backbone", "detector"]
+NUM_CLASSES, NUM_OBJECTS = 80, 8
+
+
+def benchmark(
+    part: Part, detector: str, backbone: str, size: Grid, settings: BenchSettings
+) -> tuple[dict[str, ModelMeasurement], list[str]]:
+    """Rows of ours and its rivals on random images of that (height, width), and notes.
+
+    What the backbone computes must agree with the same parameters computed as published.
+    """
+    models = build(detector, backbone, settings.device)
+    images = torch.randn(settings.batch, 3, *size, generator=torch.Generator().manual_seed(0)).to(settings.device)
+    steps: dict[str, dict[str, Step]] = {"backbone": {}, "detector": {}}
+    for key, model in models.items():
+        model.train(settings.backward)
+        steps["backbone"][key] = BackboneStep(model, images, settings.backward)
+        steps["detector"][key] = DetectorStep(model, images, settings.backward)
+    checked = [steps["backbone"][key] for key in (OURS, PUBLISHED)]
+    return compare(steps[part], settings, checked=checked)
+
+
+def build(detector: str, backbone: str, device: str = "cpu") -> dict[str, Detector]:
+    """Ours, the same computed as published, and its softmax twin; with random parameters, without drop path."""
+
+    def described(name: str) -> DetectorDescription:
+        options = {"drop_path_rate": 0.0}
+        return DetectorDescription(detector=detector, backbone=name, num_classes=NUM_CLASSES, backbone_options=options)
+
+    with seeded(0, "cpu"):
+        ours = described(backbone).build()
+        make_attention_matter(ours)
+        twin = described(backbone.replace("pola_", "softmax_")).build()
+    published = as_published(ours)
+    assert isinstance(published, Detector)
+    return {key: model.to(device) for key, model in {OURS: ours, PUBLISHED: published, TWIN: twin}.items()}
+
+
+@dataclass(frozen=True)
+class BackboneStep(Step):
+    """A call of the backbone inside a detector."""
+
+    model: Detector
+
+    def outputs(self) -> Sequence[Tensor]:
+        """The feature maps."""
+        return self.model.features(self.images, None)
+
+    def loss(self) -> Tensor:
+        """The mean of the squares of all maps."""
+        return torch.stack([one.square().mean() for one in self.outputs()]).sum()
+
+    @property
+    def trained(self) -> list[Tensor]:
+        """The parameters of the backbone."""
+        return list(self.model.features.parameters())
+
+
+@dataclass(frozen=True)
+class DetectorStep(Step):
+    """A call of a whole detector: detections, or the losses of random objects and their gradients."""
+
+    model: Detector
+
+    def outputs(self) -> Sequence[Tensor]:
+        """The boxes that are detected."""
+        return [found.boxes for found in self.model(self.images, None, self._sizes)]
+
+    def loss(self) -> Tensor:
+        """The sum of the losses; each call samples the same regions."""
+        with seeded(0, self.images.device.type):
+            targets = [random_objects(self._sizes[0], self.images.device) for _ in self._sizes]
+            return torch.stack(list(self.model(self.images, None, self._sizes, targets).values())).sum()
+
+    @property
+    def _sizes(self) -> list[Grid]:
+        return [(self.images.shape[2], self.images.shape[3])] * len(self.images)
+
+
+def random_objects(size: Grid, device: torch.device) -> dict[str, Tensor]:
+    """Objects of an image with random boxes, which their masks fill."""
+    limit = torch.tensor([size[1], size[0]])
+    corners = torch.rand(NUM_OBJECTS, 2) * 0.5 * limit
+    boxes = torch.cat([corners, corners + (0.1 + 0.3 * torch.rand(NUM_OBJECTS, 2)) * limit], dim=1)
+    masks = torch.zeros(NUM_OBJECTS, *size, dtype=torch.uint8)
+    for mask, (left, top, right, bottom) in zip(masks, boxes.int().tolist(), strict=True):
+        mask[top:bottom, left:right] = 1
+    labels = torch.randint(NUM_CLASSES, (NUM_OBJECTS,))
+    return {"boxes": boxes.to(device), "labels": labels.to(device), "masks": masks.to(device)}
