@@ -2,9 +2,9 @@
 
 Usage: python benchmarks/coco_subset.py annotations/instances_train2017.json ten.json [NUMBER] [SIZE]
 
-The first NUMBER (10) images, by id, with 1 to 5 objects and no crowd, whose objects all have a mask and at least 24 pixels on the
-shorter side of their box when the shorter side of the image has SIZE (256) pixels. Prints their ids. Only the categories of their
-objects are kept. Train with --data ten.json:train2017 --val-share 0.
+The first NUMBER (10) images, by id, with 1 to 5 objects and no crowd, whose objects all have a mask and at least 24 pixels on
+the shorter side of their box when the longer side of the image has SIZE (256) pixels. Prints their ids. Only the categories of
+their objects are kept. Train with --data ten.json:train2017 --val-share 0.
 """
 
 import json
@@ -31,7 +31,7 @@ def main(source: str, target: str, number: str = "10", size: str = "256") -> Non
 
 
 def _qualifies(image: dict, objects: list[dict], size: int) -> bool:
-    scale = size / min(image["width"], image["height"])
+    scale = size / max(image["width"], image["height"])
     return 1 <= len(objects) <= MAX_OBJECTS and all(
         not one["iscrowd"] and one["segmentation"] and scale * min(one["bbox"][2:]) >= MIN_SIDE for one in objects
     )
