@@ -5,9 +5,13 @@ import torch
 from torch import nn
 
 from detectors import DETECTORS, SIZES, SWIN_CASCADE, batch, describe, targets
+from models import SMALL
 from polaformer.attention.layer.token_table import TokenTable
 from polaformer.attention.layer.window_attention import RelativePositions
+from polaformer.data.padded_images import pad_images
 from polaformer.errors import SettingsError
+from polaformer.tasks.dense.features import Features
+from polaformer.tasks.dense.fpn import FeaturePyramid
 from polaformer.tasks.detection.proposals import Proposals
 from polaformer.training.freezing import freeze, frozen_names
 from polaformer.training.optim import parameter_groups
@@ -138,7 +142,7 @@ def test_anchors_in_the_padding_do_not_count_in_the_focal_loss():
     detector, seen = describe("retinanet").build(), []
     nn.init.zeros_(detector.heads.head.classification_head.cls_logits.bias)  # every anchor then counts about alike
     (images, mask, sizes), wanted = batch([(64, 64)]), targets([(64, 64)], [1])
-    detector.heads.head.register_forward_hook(lambda module, inputs, output: seen.append(output["cls_logits"].shape[1]))
+    detector.heads.anchors.register_forward_hook(lambda module, inputs, output: seen.append(len(output[0])))
     alone = detector(images, mask, sizes, wanted)["class"]
     padded = detector(nn.functional.pad(images, (0, 128)), nn.functional.pad(mask, (0, 128)), sizes, wanted)["class"]
     assert seen[1] > 2 * seen[0]
@@ -195,3 +199,46 @@ def test_gradient_checkpointing_keeps_the_losses():
     found = sum(detector(*given, wanted).values())
     assert torch.equal(found, expected)
     found.backward()
+
+
+# ---- padding ----
+
+
+@pytest.mark.parametrize("detector", DETECTORS)
+@torch.no_grad()
+def test_an_image_gets_the_same_detections_alone_as_in_a_padded_batch(detector):
+    """Padding is seen by no convolution, predicts nothing, and does not reach regions at the border."""
+    torch.manual_seed(3)
+    changes = {} if detector == "retinanet" else {"num_proposals": 8}
+    model = describe(detector, score_threshold=0.0, max_detections=12, **changes).build().double().eval()
+    for parameter in model.parameters():
+        parameter += 0.02 * torch.randn_like(parameter)  # biases too: they are what padding would add
+    sizes = [(70, 130), (133, 60), (90, 90)]
+    images = [torch.randn(3, *size, dtype=torch.float64) for size in sizes]
+    together = model(*pad_images(images))
+    for image, found in zip(images, together, strict=True):
+        [alone] = model(*pad_images([image]))
+        assert len(alone) == len(found) > 0
+        for one, other in zip(alone, found, strict=True):
+            assert (one is None and other is None) or torch.allclose(one.double(), other.double(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("extra", ["pool", "convolutions"])
+@torch.no_grad()
+def test_a_pyramid_is_the_same_alone_as_in_a_padded_batch(extra):
+    torch.manual_seed(0)
+    backbone = {"img_size": 64} | SMALL["pola_pvt_tiny"]
+    features = Features("pola_pvt_tiny", first_stage=int(extra == "convolutions"), **backbone).double().eval()
+    pyramid = FeaturePyramid(features.channels, 8, extra, features.strides).double()
+    for parameter in pyramid.parameters():
+        parameter += 0.1 * torch.randn_like(parameter)
+    images = [torch.randn(3, *size, dtype=torch.float64) for size in ((70, 130), (133, 60))]
+    batch = pad_images(images)
+    together = pyramid(features(batch.images, batch.mask), batch.sizes)
+    for index, image in enumerate(images):
+        alone = pad_images([image])
+        for one, level in zip(pyramid(features(alone.images, alone.mask), alone.sizes), together, strict=True):
+            height, width = one.shape[-2:]
+            assert torch.allclose(one[0], level[index, :, :height, :width], rtol=0, atol=1e-9)
+            assert not level[index, :, height:].any()
+            assert not level[index, :, :, width:].any()

@@ -71,7 +71,7 @@ class ObjectMatcher(Matcher):
 
 
 def unused(anchors: Tensor, size: Grid, use: str) -> Tensor:
-    """(A,), True for anchors (A, 4) that training ignores in an image of the given size.
+    """(A,), True for anchors (A, 4) that are ignored in an image of the given size.
 
     use: "of image": those centred in the padding. "inside": those that reach beyond the image's border. "all": none.
     """
@@ -81,6 +81,12 @@ def unused(anchors: Tensor, size: Grid, use: str) -> Tensor:
     if use == "of image":
         return ((anchors[:, :2] + anchors[:, 2:]) / 2 >= limit).any(dim=1)
     return anchors.new_zeros(len(anchors), dtype=torch.bool)
+
+
+def hidden(anchors: Sequence[Tensor], sizes: Sequence[Grid], use: str) -> Tensor:
+    """(B, A), True for anchors centred in the padding, which predict nothing; use: as in `unused`, "all" hides none."""
+    kind = "all" if use == "all" else "of image"
+    return torch.stack([unused(own, size, kind) for own, size in zip(anchors, sizes, strict=True)])
 
 
 def image_list(images: Tensor, sizes: Sequence[Grid]) -> ImageList:

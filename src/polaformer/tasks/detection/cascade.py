@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from polaformer.ops.grid import Grid
 from polaformer.tasks.detection.detections import Detections
-from polaformer.tasks.detection.mask_rcnn import named_maps, with_masks
+from polaformer.tasks.detection.mask_rcnn import with_masks
 from polaformer.tasks.detection.proposals import Proposals, Targets, build_proposals
 from polaformer.tasks.detection.stage import Predictions, Stage, build_stage
 
@@ -33,7 +33,7 @@ class CascadeMaskRCNN(nn.Module):
         Every stage samples anew, from the boxes that the stage before refined; objects' own boxes are not refined, but added.
         """
         boxes, losses = self.proposals(images, maps, sizes, targets)
-        named = named_maps(maps)
+        named = self.proposals.maps_of_regions(maps, sizes)
         for number, (stage, weight) in enumerate(zip(self._stages(), self.loss_weights, strict=True), start=1):
             samples = stage.sample(boxes, sizes, targets)
             found = stage.predict(named, samples.boxes, sizes)
@@ -46,7 +46,7 @@ class CascadeMaskRCNN(nn.Module):
     def detections(self, images: Tensor, maps: Sequence[Tensor], sizes: Sequence[Grid]) -> list[Detections]:
         """The detections of each image, best first: class logits and masks averaged over the stages, boxes of the last."""
         boxes, _ = self.proposals(images, maps, sizes)
-        named, stages, logits = named_maps(maps), self._stages(), []
+        named, stages, logits = self.proposals.maps_of_regions(maps, sizes), self._stages(), []
         for stage in stages:
             found = stage.predict(named, boxes, sizes)
             logits.append(found.logits)

@@ -79,7 +79,7 @@ class DetectorDescription:
         """A new detector."""
         is_retinanet = not self.has_masks
         features = Features(self.backbone, first_stage=int(is_retinanet), **_as_arguments(self.backbone_options))
-        pyramid = FeaturePyramid(features.channels, self.width, "convolutions" if is_retinanet else "pool")
+        pyramid = FeaturePyramid(features.channels, self.width, "convolutions" if is_retinanet else "pool", features.strides)
         return Detector(features, pyramid, self._heads())
 
     def _heads(self) -> nn.Module:

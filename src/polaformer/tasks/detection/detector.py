@@ -47,12 +47,13 @@ class Detector(nn.Module):
         detections, in pixels of the given images.
         """
         heads: Heads = self.heads  # type: ignore[assignment]
-        maps, sizes = self.maps(images, mask), [(int(height), int(width)) for height, width in sizes]
+        sizes = [(int(height), int(width)) for height, width in sizes]
+        maps = self.maps(images, mask, sizes)
         return heads.detections(images, maps, sizes) if targets is None else heads.losses(images, maps, sizes, targets)
 
-    def maps(self, images: Tensor, mask: Tensor | None = None) -> list[Tensor]:
-        """The levels of the pyramid, fine to coarse."""
-        found: list[Tensor] = self.pyramid(self.features(images, mask))
+    def maps(self, images: Tensor, mask: Tensor | None = None, sizes: Sequence[Grid] | None = None) -> list[Tensor]:
+        """The levels of the pyramid, fine to coarse; sizes: of the images, None if they fill the batch."""
+        found: list[Tensor] = self.pyramid(self.features(images, mask), sizes)
         return found
 
     @property

@@ -4,12 +4,13 @@ Images must be resized, normalised and padded as its transform does. Labels are 
 Mask R-CNN is torchvision's i + 1; RetinaNet has no background, and both count alike.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN as TorchvisionMaskRCNN
 from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 
+from polaformer.ops.grid import Grid
 from polaformer.tasks.detection.detector import Detector
 from polaformer.tasks.detection.mask_rcnn import MaskRCNN
 from polaformer.tasks.detection.proposals import Proposals
@@ -17,6 +18,14 @@ from polaformer.tasks.detection.retinanet import RetinaNet
 from polaformer.tasks.detection.stage import Stage
 
 SMOOTH = 1 / 9  # beta of torchvision's smooth L1 loss
+
+
+class Levels(nn.Module):
+    """The pyramid that torchvision's backbone already includes."""
+
+    def forward(self, maps: list[Tensor], sizes: Sequence[Grid] | None = None) -> list[Tensor]:
+        """The levels, as they are."""
+        return maps
 
 
 class WithoutMask(nn.Module):
@@ -51,4 +60,4 @@ def from_torchvision(model: nn.Module) -> Detector:
         heads = MaskRCNN(Proposals(model.rpn, beta=SMOOTH, use="all"), Stage(model.roi_heads, beta=SMOOTH, soft_masks=True))
     else:
         raise TypeError(f"from_torchvision: model is a {type(model).__name__}; give torchvision's RetinaNet or MaskRCNN")
-    return Detector(WithoutMask(model.backbone), nn.Identity(), heads)
+    return Detector(WithoutMask(model.backbone), Levels(), heads)

@@ -24,7 +24,7 @@ class MaskRCNN(nn.Module):
     def losses(self, images: Tensor, maps: Sequence[Tensor], sizes: Sequence[Grid], targets: Targets) -> dict[str, Tensor]:
         """The losses, whose sum is the loss: "objectness", "proposal_box", "class", "box", "mask"."""
         boxes, found = self.proposals(images, maps, sizes, targets)
-        named, stage = named_maps(maps), self.stage
+        named, stage = self.proposals.maps_of_regions(maps, sizes), self.stage
         samples = stage.sample(boxes, sizes, targets)
         found |= stage.losses(stage.predict(named, samples.boxes, sizes), samples, targets)
         return found | {"mask": stage.mask_loss(named, samples, sizes, targets)}
@@ -32,13 +32,8 @@ class MaskRCNN(nn.Module):
     def detections(self, images: Tensor, maps: Sequence[Tensor], sizes: Sequence[Grid]) -> list[Detections]:
         """The detections of each image, best first."""
         boxes, _ = self.proposals(images, maps, sizes)
-        named = named_maps(maps)
+        named = self.proposals.maps_of_regions(maps, sizes)
         return with_masks([self.stage], named, self.stage.predict(named, boxes, sizes), boxes, sizes)
-
-
-def named_maps(maps: Sequence[Tensor]) -> Maps:
-    """The levels of the pyramid with the names that torchvision gives them: "0", "1", …"""
-    return {str(level): one for level, one in enumerate(maps)}
 
 
 def with_masks(

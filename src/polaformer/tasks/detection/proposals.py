@@ -12,10 +12,12 @@ from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead, con
 
 from polaformer.ops.grid import Grid
 from polaformer.ops.precision import computing_dtype
-from polaformer.tasks.detection.anchors import Anchors, ObjectMatcher, image_list, unused
+from polaformer.tasks.dense.padding import extended
+from polaformer.tasks.detection.anchors import Anchors, ObjectMatcher, hidden, image_list, unused
 
 Targets = Sequence[dict[str, Tensor]]
 STRIDES = (4, 8, 16, 32, 64)
+LEAST_SCORE = 1e-30  # hidden anchors have 0
 
 
 class Proposals(nn.Module):
@@ -38,8 +40,19 @@ class Proposals(nn.Module):
         num_anchors = [one.shape[1] * one.shape[2] * one.shape[3] for one in per_level[0]]
         objectness, deltas = concat_box_prediction_layers(*per_level)  # (B·A, 1), (B·A, 4)
         boxes = rpn.box_coder.decode(deltas.detach(), anchors).view(len(sizes), -1, 4)
-        proposals, _ = rpn.filter_proposals(boxes, objectness, list(sizes), num_anchors)
+        shown = objectness.detach().view(len(sizes), -1).masked_fill(hidden(anchors, sizes, self.use), -torch.inf)
+        proposals, _ = rpn.filter_proposals(boxes, shown, list(sizes), num_anchors)
         return proposals, {} if targets is None else self._losses(objectness.flatten(), deltas, anchors, sizes, targets)
+
+    def maps_of_regions(self, maps: Sequence[Tensor], sizes: Sequence[Grid]) -> dict[str, Tensor]:
+        """The levels, with the names that torchvision gives them, "0", "1", …, as regions are cut out of them.
+
+        Cells in the padding repeat the border of the image, so that regions at the border get the same features as in the image
+        alone; use="all" leaves them as they are.
+        """
+        own = None if self.use == "all" else sizes
+        levels = zip(maps, STRIDES, strict=False)
+        return {str(level): extended(one, own, stride) for level, (one, stride) in enumerate(levels)}
 
     def _losses(
         self, objectness: Tensor, deltas: Tensor, anchors: list[Tensor], sizes: Sequence[Grid], targets: Targets
@@ -85,6 +98,6 @@ def build_proposals(
     anchors = Anchors(STRIDES, (scale,))
     before, after = {"training": 2000, "testing": 1000}, {"training": num_training, "testing": num_inference}
     head = RPNHead(width, anchors.num_anchors_per_location()[0])
-    rpn = RegionProposalNetwork(anchors, head, 0.7, 0.3, 256, 0.5, before, after, nms_thresh=0.7)
+    rpn = RegionProposalNetwork(anchors, head, 0.7, 0.3, 256, 0.5, before, after, nms_thresh=0.7, score_thresh=LEAST_SCORE)
     rpn.proposal_matcher = ObjectMatcher(0.7, 0.3, least=0.3)
     return Proposals(rpn, beta=beta, use=use)

@@ -15,7 +15,8 @@ from torchvision.ops import batched_nms, box_iou, clip_boxes_to_image, remove_sm
 
 from polaformer.ops.grid import Grid
 from polaformer.ops.precision import computing_dtype
-from polaformer.tasks.detection.anchors import Anchors, ObjectMatcher, image_list, unused
+from polaformer.tasks.dense.padding import cleared, inside
+from polaformer.tasks.detection.anchors import Anchors, ObjectMatcher, hidden, image_list, unused
 from polaformer.tasks.detection.detections import Detections
 from polaformer.tasks.detection.proposals import Targets
 
@@ -74,6 +75,7 @@ class RetinaNet(nn.Module):
     def detections(self, images: Tensor, maps: Sequence[Tensor], sizes: Sequence[Grid]) -> list[Detections]:
         """The detections of each image, best first."""
         logits, deltas, anchors = self._outputs(images, maps, sizes)
+        logits = logits.masked_fill(hidden(anchors, sizes, self.use)[..., None], -torch.inf)
         per_cell = logits.shape[1] // sum(one.shape[-2] * one.shape[-1] for one in maps)
         levels = [per_cell * one.shape[-2] * one.shape[-1] for one in maps]
         return [
@@ -83,9 +85,24 @@ class RetinaNet(nn.Module):
 
     def _outputs(self, images: Tensor, maps: Sequence[Tensor], sizes: Sequence[Grid]) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Logits (B, A, K), box deltas (B, A, 4) and, for each image, anchors (A, 4), level by level."""
-        wide, found = computing_dtype(maps[0]), self.head(list(maps))
+        wide = computing_dtype(maps[0])
         anchors = self.anchors(image_list(images, sizes), [one.to(wide) for one in maps])
-        return found["cls_logits"].to(wide), found["bbox_regression"].to(wide), anchors
+        own = None if self.use == "all" else sizes
+        cells = [inside(own, one, stride) for one, stride in zip(maps, STRIDES, strict=False)]
+        classes, boxes = self.head.classification_head, self.head.regression_head
+        logits = self._tower(classes.conv, classes.cls_logits, maps, cells).to(wide)
+        return logits, self._tower(boxes.conv, boxes.bbox_reg, maps, cells).to(wide), anchors
+
+    def _tower(
+        self, convolutions: nn.Module, last: nn.Module, maps: Sequence[Tensor], cells: Sequence[Tensor | None]
+    ) -> Tensor:
+        """What a head predicts for all anchors, (B, A, K) or (B, A, 4), without looking at the padding."""
+        found, per_cell = [], self.head.classification_head.num_anchors
+        for one, own in zip(maps, cells, strict=True):
+            for convolution in convolutions.children():
+                one = cleared(convolution(one), own)
+            found.append(last(one).unflatten(1, (per_cell, -1)).permute(0, 3, 4, 1, 2).flatten(1, 3))  # (B, A, K)
+        return torch.cat(found, dim=1)
 
     def _match(self, anchors: Tensor, size: Grid, target: dict[str, Tensor]) -> Tensor:
         """(A,): the index of each anchor's object, or BACKGROUND, or IGNORED."""
