@@ -209,11 +209,13 @@ def test_gradient_checkpointing_keeps_the_losses():
 def test_an_image_gets_the_same_detections_alone_as_in_a_padded_batch(detector):
     """Padding is seen by no convolution, predicts nothing, and does not reach regions at the border."""
     torch.manual_seed(3)
-    changes = {} if detector == "retinanet" else {"num_proposals": 8}
-    model = describe(detector, score_threshold=0.0, max_detections=12, **changes).build().double().eval()
+    # Everything is a detection, so that nothing from the padding goes unnoticed.
+    changes = {"score_threshold": 0.0, "nms_threshold": 1.0, "max_detections": 5000, "num_classes": 1}
+    changes |= {} if detector == "retinanet" else {"num_proposals": 500}
+    model = describe(detector, **changes).build().double().eval()
     for parameter in model.parameters():
         parameter += 0.02 * torch.randn_like(parameter)  # biases too: they are what padding would add
-    sizes = [(70, 130), (133, 60), (90, 90)]
+    sizes = [(70, 130), (128, 64), (90, 96)]  # alone, the second has no padding at all
     images = [torch.randn(3, *size, dtype=torch.float64) for size in sizes]
     together = model(*pad_images(images))
     for image, found in zip(images, together, strict=True):

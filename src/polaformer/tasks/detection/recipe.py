@@ -59,9 +59,9 @@ class DetectionRecipe(Recipe):
     box_head: Literal["2fc", "4conv1fc"] = "2fc"
     """Layers of the box heads: two fully connected ones, or four convolutions and one fully connected layer."""
     box_loss: Literal["l1", "smooth-l1", "giou"] | None = None
-    """Loss of the boxes; None: as published (l1; smooth-l1 in a cascade)."""
+    """Loss of the boxes; None: as published (l1; in a cascade smooth-l1, with 4conv1fc giou)."""
     class_agnostic: bool | None = None
-    """Predict one box for all classes instead of one for each; None: as published (in a cascade)."""
+    """Predict one box for all classes instead of one for each; None: as published (in a cascade without 4conv1fc)."""
     box_width: int = 1024
     """Channels of the fully connected layers of the box heads."""
     mask_width: int = 256
