@@ -1,5 +1,6 @@
 """A detection recipe with its data, model and objective, ready for the training loop."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,14 @@ class DetectionJob(MapStyleJob):
         if self.recipe.checkpoint is not None:
             reset = load_detector(model, self.description, self.data.classes, weights_file(Path(self.recipe.checkpoint)))
             self.notices += [f"checkpoint: it has other classes, so {len(reset)} parameters start anew"] * bool(reset)
-        return model
+        return _with_shared_statistics(model)
+
+
+def _with_shared_statistics(model: Detector) -> Detector:
+    """The detector with batch norm over all processes, as published, if there are several GPUs; there is none for CPUs."""
+    if torch.cuda.is_available() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    return model
 
 
 def describe(recipe: DetectionRecipe, num_classes: int, native: Grid | None = None) -> DetectorDescription:
