@@ -72,7 +72,7 @@ class BoxPredictor(nn.Module):
 def build_box_head(kind: str, width: int, hidden: int) -> nn.Module:
     """ "2fc": two linear layers. "4conv1fc": four 3×3 convolutions with batch norm, then one linear layer, as for Swin.
 
-    Departs: published with SyncBatchNorm; convert the model on several GPUs (`nn.SyncBatchNorm.convert_sync_batchnorm`).
+    Departs: published with SyncBatchNorm, which only GPUs have; there the job converts the model, on CPUs it cannot.
     """
     check_choice("detector", "box_head", kind, BOX_HEADS)
     if kind == "2fc":
