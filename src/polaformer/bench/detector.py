@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,11 +11,13 @@ from polaformer.attention.layer.published_layer import as_published
 from polaformer.bench.model import OURS, PUBLISHED, TWIN, ModelMeasurement, Step, compare, make_attention_matter
 from polaformer.bench.runner import BenchSettings, seeded
 from polaformer.ops.grid import Grid
+from polaformer.tasks.detection.cascade import CascadeMaskRCNN
 from polaformer.tasks.detection.description import DetectorDescription
 from polaformer.tasks.detection.detector import Detector
+from polaformer.tasks.detection.mask_rcnn import MaskRCNN
 
 Part = Literal["backbone", "detector"]
-NUM_CLASSES, NUM_OBJECTS = 80, 8
+NUM_CLASSES, NUM_OBJECTS, NUM_REGIONS = 80, 8, 1000
 
 
 def benchmark(
@@ -49,7 +51,28 @@ def build(detector: str, backbone: str, device: str = "cpu") -> dict[str, Detect
         twin = described(backbone.replace("pola_", "softmax_")).build()
     published = as_published(ours)
     assert isinstance(published, Detector)
+    for model in (ours, published, twin):
+        with_same_regions(model)
     return {key: model.to(device) for key, model in {OURS: ours, PUBLISHED: published, TWIN: twin}.items()}
+
+
+def with_same_regions(model: Detector) -> None:
+    """Makes the model propose the same random regions as all others, after it has computed its own: the heads do equal work.
+
+    Proposals of random weights differ by chance, and the mask head costs as much as there are regions of objects.
+    """
+    if not isinstance(model.heads, MaskRCNN | CascadeMaskRCNN):
+        return
+    rpn = model.heads.proposals.rpn
+    compute = rpn.filter_proposals
+
+    def filter_proposals(boxes: Tensor, objectness: Tensor, sizes: list[Grid], per_level: list[int]) -> Any:
+        compute(boxes, objectness, sizes, per_level)
+        with seeded(1, boxes.device.type):
+            found = [random_boxes(NUM_REGIONS, size).to(boxes) for size in sizes]
+        return found, [one.new_ones(len(one)) for one in found]
+
+    rpn.filter_proposals = filter_proposals
 
 
 @dataclass(frozen=True)
@@ -83,7 +106,7 @@ class DetectorStep(Step):
         return [found.boxes for found in self.model(self.images, None, self._sizes)]
 
     def loss(self) -> Tensor:
-        """The sum of the losses; each call samples the same regions."""
+        """The sum of the losses; each call of each model samples the same regions."""
         with seeded(0, self.images.device.type):
             targets = [random_objects(self._sizes[0], self.images.device) for _ in self._sizes]
             return torch.stack(list(self.model(self.images, None, self._sizes, targets).values())).sum()
@@ -93,11 +116,16 @@ class DetectorStep(Step):
         return [(self.images.shape[2], self.images.shape[3])] * len(self.images)
 
 
+def random_boxes(number: int, size: Grid) -> Tensor:
+    """(number, 4), within an image of that (height, width)."""
+    limit = torch.tensor([size[1], size[0]])
+    corners = torch.rand(number, 2) * 0.5 * limit
+    return torch.cat([corners, corners + (0.1 + 0.3 * torch.rand(number, 2)) * limit], dim=1)
+
+
 def random_objects(size: Grid, device: torch.device) -> dict[str, Tensor]:
     """Objects of an image with random boxes, which their masks fill."""
-    limit = torch.tensor([size[1], size[0]])
-    corners = torch.rand(NUM_OBJECTS, 2) * 0.5 * limit
-    boxes = torch.cat([corners, corners + (0.1 + 0.3 * torch.rand(NUM_OBJECTS, 2)) * limit], dim=1)
+    boxes = random_boxes(NUM_OBJECTS, size)
     masks = torch.zeros(NUM_OBJECTS, *size, dtype=torch.uint8)
     for mask, (left, top, right, bottom) in zip(masks, boxes.int().tolist(), strict=True):
         mask[top:bottom, left:right] = 1

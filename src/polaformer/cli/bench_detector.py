@@ -10,8 +10,10 @@ from polaformer.cli.errors import UsageError
 from polaformer.cli.output import machine_lines, threads_text
 from polaformer.errors import nearest
 
-DETECTORS = ("retinanet", "mask-rcnn", "cascade-mask-rcnn")
-NOTE = "Parameters, images and objects are random (seed 0); no drop path. Agreement is checked for the backbone."
+NOTE = (
+    "Parameters, images, objects and regions are random, the regions the same for all; no drop path. Agreement is checked for "
+    "the backbone."
+)
 MAX_SIDE = 4096
 
 

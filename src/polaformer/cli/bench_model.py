@@ -119,7 +119,7 @@ def tables(found: "dict[tuple[str, Any], dict[str, ModelMeasurement]]", setting:
     tables: list[Table | str] = [table(title, columns, rows, first="model, pixels", caption=caption)]
     for (name, size), models in found.items():
         has_saved = any(row.saved_bytes for row in models.values())
-        caption = "against published: relative difference of the logits" + (", of all gradients" if has_saved else "")
+        caption = "against published: relative difference of the outputs" + (", of all gradients" if has_saved else "")
         shown = {**COLUMNS, **(SAVED if has_saved else {})}
         tables.append(table(f"{name} at {size} pixels, {setting}", shown, models, caption=caption))
     return tables

@@ -8,7 +8,8 @@ published configurations; where these differ from the paper, the paper is follow
 - Agent Attention, PVT: RetinaNet the same; Mask R-CNN with a learning rate of 2e-4.
 - Agent Attention, Swin: weight decay 0.05, drop path 0.1, and multi-scale training with crops even at 1x. Here 1x resizes to
   800 pixels, and 3x trains with multi-scale and crops.
-- PolaFormer++: RetinaNet the same; Mask R-CNN with weight decay 0.05; 3x with multi-scale and crops.
+- PolaFormer++: RetinaNet the same, but it decays norms and tables too; Mask R-CNN with weight decay 0.05; 3x with multi-scale
+  and crops.
 
 All of them start from ImageNet weights (--backbone). For the rows of softmax and FLatten, override `attention`:
 --attention softmax, or --attention focused (in Swin focused,focused,softmax,softmax). We have not run them: each needs eight
@@ -74,18 +75,19 @@ SMALL = DetectionRecipe(
     sizes=(224, 256, 288),
     eval_size=256,
     max_size=480,
-    epochs=24,
-    milestones=(16, 22),
+    epochs=8,
+    milestones=(5, 7),
     schedule="multi-step",
-    warmup_steps=100,
+    warmup_steps=40,
     warmup_lr=4e-6,
     batch_size=8,
+    group_size=8,
     lr=4e-4,
     lr_images=0,
     weight_decay=0.05,
     clip_norm=1.0,
     log_every=10,
-    eval_every=4,
+    eval_every=2,
     num_workers=1,
 )
 

@@ -42,8 +42,12 @@ class MapStyleJob:
         """Sets the training order; raises SettingsError if there are not enough samples for one update."""
         self.order, self.steps_per_epoch = order, order.steps_per_epoch
         if not self.steps_per_epoch:
-            there = f"there are only {order.num_samples} training {self.recipe.terms.sample_noun}"
-            raise SettingsError(f"batch_size is {self.recipe.batch_size}, but {there}; make it smaller")
+            there = f"{order.num_samples} training {self.recipe.terms.sample_noun}"
+            if order.num_samples >= self.recipe.batch_size:  # they are grouped, and the groups are small
+                raise SettingsError(
+                    f"the {there} do not fill a batch with groups of {order.group_size}; make group_size smaller"
+                )
+            raise SettingsError(f"batch_size is {self.recipe.batch_size}, but there are only {there}; make it smaller")
 
     @property
     def splits(self) -> tuple[str, ...]:

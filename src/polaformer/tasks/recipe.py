@@ -1,8 +1,8 @@
 """The base of all recipes: a frozen dataclass with every hyperparameter of a training run. Needs no PyTorch."""
 
 import os
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from tyro.conf import Suppress
 
@@ -61,6 +61,10 @@ class Recipe(Settings):
         data = None if self.data is None else absolute(self.data)
         checkpoint = None if self.checkpoint is None else os.path.abspath(self.checkpoint)
         return as_values(self) | {"data": data, "checkpoint": checkpoint}
+
+    def without_weights(self) -> Self:
+        """The recipe of a run that resumes from its own checkpoint: the weights that it started from are no longer needed."""
+        return replace(self, checkpoint=None)
 
     def job(self) -> "TaskJob":
         """Opens the data and builds the model; loads PyTorch, raises SettingsError or DataError.

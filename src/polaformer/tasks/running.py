@@ -1,7 +1,7 @@
 """Trains, resumes and replays recipes of any task, from the checks at the start to the weights file at the end."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,7 @@ def resume(folder: Path, watch: Watch, changes: Mapping[str, Any] | None = None)
     """
     run, recipe = Run(folder), with_values(load_recipe(folder), changes or {})
     if checkpoint.list_checkpoints(run.checkpoints):
-        # The weights that the run started from are no longer needed.
-        recipe = replace(recipe, checkpoint=None)
+        recipe = recipe.without_weights()
     job, accelerator = prepare(recipe)
     _check_data(folder, job)
     return _finish(Training(job, recipe, run, accelerator, watch, recipe.terms), job)
@@ -137,7 +136,7 @@ def _finish(training: Training, job: TaskJob) -> FinishedRun:
 
 def replay(folder: Path, changes: Mapping[str, Any] | None = None) -> dict[Path, Replay]:
     """Replays every batch that a run saved when it diverged, with the weights of that step; {} if there is none."""
-    recipe = replace(with_values(load_recipe(folder), changes or {}), checkpoint=None)
+    recipe = with_values(load_recipe(folder), changes or {}).without_weights()
     saved = sorted((folder / divergence.FOLDER).glob("*.safetensors"))
     if not saved:
         return {}

@@ -163,6 +163,10 @@ class Engine:
 
     def count(self, batches: Iterable[Batch]) -> Any:
         """The counts of the evaluated model, on the batches of all processes."""
+        if self.accelerator.num_processes > 1:
+            # Of batch norm: each process has its own, and those of the first are shipped.
+            for buffer in self.evaluated_model.buffers():
+                torch.distributed.broadcast(buffer, 0)
         return count(self.evaluated_model, self.objective, batches, self.accelerator)
 
     def files(self, progress: Progress, metadata: dict[str, str], *, seconds: float) -> dict[str, bytes]:

@@ -7,7 +7,10 @@ from torchvision.ops import MultiScaleRoIAlign, generalized_box_iou_loss
 
 from detectors import SIZES, batch, describe, targets
 from polaformer.tasks.detection import cascade
+from polaformer.tasks.detection.description import DetectorDescription
 from polaformer.tasks.detection.heads import BoxPredictor, Regions, build_box_head
+from polaformer.tasks.detection.job import describe as of_recipe
+from polaformer.tasks.detection.recipe import DetectionRecipe
 from polaformer.tasks.detection.stage import Predictions, Stage, build_stage
 
 
@@ -204,8 +207,35 @@ def test_an_empty_batch_of_regions():
     assert Regions(7)(maps(), [torch.zeros(0, 4), torch.zeros(0, 4)], SIZES).shape == (0, 8, 7, 7)
 
 
-def test_published_constants():
+def published(detector, form):
+    """The heads with all values as published: of a description, or of a recipe."""
+    description = DetectorDescription(detector=detector, backbone="pola_pvt_tiny", num_classes=80)
+    if form == "recipe":
+        description = of_recipe(DetectionRecipe(name="test/published", detector=detector), 80)
+    with torch.device("meta"):
+        return description.build().heads
+
+
+@pytest.mark.parametrize("form", ["description", "recipe"])
+def test_published_constants(form):
     assert (cascade.IOUS, cascade.LOSS_WEIGHTS) == ((0.5, 0.6, 0.7), (1.0, 0.5, 0.25))
+    for detector, num_training in (("mask-rcnn", 1000), ("cascade-mask-rcnn", 2000)):
+        heads = published(detector, form)
+        rpn = heads.proposals.rpn
+        assert (rpn.train().pre_nms_top_n(), rpn.post_nms_top_n()) == (2000, num_training)
+        assert (rpn.eval().pre_nms_top_n(), rpn.post_nms_top_n()) == (1000, 1000)
+        assert (rpn.nms_thresh, rpn.proposal_matcher.high_threshold, rpn.proposal_matcher.low_threshold) == (0.7, 0.7, 0.3)
+        assert (rpn.fg_bg_sampler.batch_size_per_image, rpn.fg_bg_sampler.positive_fraction) == (256, 0.5)
+        assert rpn.anchor_generator.sizes == ((32,), (64,), (128,), (256,), (512,))  # 8 strides
+        for stage in heads.stages if detector == "cascade-mask-rcnn" else [heads.stage]:
+            roi = stage.roi
+            assert (roi.fg_bg_sampler.batch_size_per_image, roi.fg_bg_sampler.positive_fraction) == (512, 0.25)
+            assert (roi.score_thresh, roi.nms_thresh, roi.detections_per_img) == (0.05, 0.5, 100)
+    heads = published("retinanet", form)
+    assert [sizes[0] for sizes in heads.anchors.sizes] == [32, 64, 128, 256, 512]  # 4 strides
+    assert [size / 32 for size in heads.anchors.sizes[0]] == pytest.approx([1, 2 ** (1 / 3), 2 ** (2 / 3)])
+    assert (heads.matcher.high_threshold, heads.matcher.low_threshold, heads.candidates) == (0.5, 0.4, 1000)
+    assert (heads.score_threshold, heads.nms_threshold, heads.max_detections) == (0.05, 0.5, 100)
 
 
 @pytest.mark.parametrize(

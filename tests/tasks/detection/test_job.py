@@ -10,12 +10,14 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import faults
-from coco_files import NAMES, WIDTH, annotated, document, entry, write_coco, write_image, write_split
+from coco_files import IDS, NAMES, WIDTH, annotated, document, entry, write_coco, write_image, write_split
 from commands import run as call
 from commands import run_apart
 from faults import Kill
 from polaformer.errors import SettingsError
 from polaformer.recipes.coco import RECIPES
+from polaformer.tasks.dense import memory_limit
+from polaformer.tasks.detection.job import largest_size
 from polaformer.tasks.detection.predictor import class_parameters, load_predictor
 from polaformer.tasks.detection.published import ROWS
 from polaformer.tasks.detection.recipe import DetectionRecipe
@@ -78,7 +80,7 @@ def test_the_schedules_are_those_of_the_paper(objects):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"detector": "retinanet"}, "box_width is 16, but retinanet has no regions"),
+        ({"detector": "retinanet"}, "box_width, mask_width, num_samples, num_proposals are set, but retinanet has no regions"),
         ({"group_size": 3}, "group_size is 3, which does not divide batch_size, 4"),
         ({"sizes": ()}, r"sizes is \(\); give integers ≥ 1"),
         ({"max_size": 50}, "max_size is 50, less than the largest of sizes and eval_size"),
@@ -96,16 +98,31 @@ def test_the_schedules_are_those_of_the_paper(objects):
         ({"attention": "linformer", "sizes": (320,), "max_size": 480}, "linformer has parameters per token"),
         ({"frozen_stages": 5}, "frozen_stages is 5"),
         ({"batch_size": 64, "accumulation": 1}, "batch_size is 64, but there are only 10 training images"),
+        (
+            {"batch_size": 10, "group_size": 10, "accumulation": 1},
+            "do not fill a batch with groups of 10; make group_size smaller",
+        ),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(objects, changes, message):
     with pytest.raises(SettingsError, match=message):
-        tiny(objects, **changes).job()
+        prepare(tiny(objects, **changes))
 
 
-def test_maps_that_exceed_the_memory_are_refused_with_an_estimate(objects):
-    with pytest.raises(SettingsError, match=r"training needs at least \d+\.\d GB, .* choose attention with linear memory"):
-        tiny(objects, attention="kernelized", sizes=(2048,), eval_size=2048, max_size=4096, patch_size=2).job()
+def test_more_memory_than_there_is_is_refused_with_an_estimate(objects, monkeypatch):
+    """The memory is that for the images of a process at once, not for one."""
+    recipe = tiny(objects)
+    one, two = (recipe.job().memory(number).total for number in (1, 2))
+    assert one < two
+    monkeypatch.setattr(memory_limit, "device_memory", lambda device: (one + two) // 2)
+    prepare(replace(recipe, accumulation=4, group_size=1))
+    with pytest.raises(SettingsError, match=r"2 images of 64×96 pixels: training needs at least \d+\.\d GB"):
+        prepare(recipe)
+
+
+def test_a_batch_of_tall_and_wide_images_is_a_square():
+    recipe = DetectionRecipe()
+    assert (largest_size(recipe), largest_size(recipe, mixed=True)) == ((800, 1344), (1344, 1344))
 
 
 def test_masks_are_required_by_detectors_that_learn_them(tmp_path):
@@ -177,7 +194,7 @@ def test_a_checkpoint_of_another_detector_is_refused(objects, tmp_path):
     job = tiny(objects).job()
     file = tmp_path / "model.safetensors"
     job.predictor(job.model).save(file)
-    with pytest.raises(WeightsError, match="holds another detector, and nothing was loaded"):
+    with pytest.raises(WeightsError, match=r"holds another detector \(mask-rcnn with pola_pvt_tiny\), and nothing was loaded"):
         tiny(objects, checkpoint=str(file), detector="cascade-mask-rcnn").job()
     bare = tmp_path / "bare.safetensors"
     save_file({"a": torch.zeros(1)}, bare)
@@ -196,6 +213,16 @@ def test_backbone_weights_are_loaded_and_reported(objects, tmp_path):
     assert any(str(file) in line for line in other.notices)
 
 
+def test_a_run_resumes_without_the_weights_that_it_started_from(objects, tmp_path):
+    file = tmp_path / "model.safetensors"
+    job = tiny(objects).job()
+    job.predictor(job.model).save(file)
+    recipe = tiny(objects, backbone=str(file), eval_every_steps=4)
+    assert faults.run(tmp_path / "run", recipe, kill=Kill("update", 3)) != [0]
+    file.unlink()
+    assert faults.run(tmp_path / "run", recipe) == [0]
+
+
 # ---- commands ----
 
 
@@ -206,7 +233,8 @@ def run(objects, tmp_path_factory) -> Path:
     options = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items() if not isinstance(value, tuple)]
     for name in ("dims", "depths", "num_heads", "mlp_ratios", "sizes"):
         options += [f"--{name.replace('_', '-')}", *(str(value) for value in getattr(recipe, name))]
-    options += ["--steps", "4", "--warmup-steps", "1", "--milestones", "3", "--batch-size", "4", "--num-workers", "0"]
+    options += ["--steps", "4", "--warmup-steps", "1", "--milestones", "3", "--batch-size", "4"]
+    options += ["--group-size", "2", "--num-workers", "0"]
     command = ["train", "coco/mask-rcnn-pola-pvt-nano", "--data", objects, "--out", folder, *options]
     [(code, _, errors)] = run_apart(command, folder.parent)
     assert code == 0, errors
@@ -267,14 +295,15 @@ def test_damaged_and_foreign_weights_are_refused(run, tmp_path, capsys):
         code, _, errors = call(["predict", "a.png", "--checkpoint", damaged], capsys)
         assert code == 65
         assert "its description of the detector is not valid" in errors
-    assert load_predictor(run / "model.safetensors").classes == load_predictor(run / "model.safetensors").classes
+    by_id = tuple(name for _, name in sorted(zip(IDS, NAMES, strict=True)))
+    assert load_predictor(run / "model.safetensors").classes == by_id
 
 
 def test_help_dry_run_check_and_models(objects, capsys):
     code, out, _ = call(["train", "coco/retinanet-pola-pvt-tiny-1x", "--help"], capsys)
     assert code == 0
     assert "39.5" in out
-    dry_run = ["--warmup-steps", "9", "--dry-run", "--json"]
+    dry_run = ["--warmup-steps", "5", "--group-size", "2", "--dry-run", "--json"]
     code, out, errors = call(["train", "coco/mask-rcnn-pola-pvt-nano", "--data", objects, *dry_run], capsys)
     assert code == 0, errors
     needs = json.loads(out)["needs"]
@@ -302,6 +331,19 @@ def test_one_process_and_two_evaluate_alike(run, tmp_path):
     results = run_apart(command, tmp_path, processes=2)
     assert [code for code, _, _ in results] == [0, 0]
     assert json.loads(results[0][1])["result"] == json.loads(alone)["result"]
+
+
+@pytest.mark.long
+def test_two_processes_evaluate_with_the_same_batch_norm(objects, tmp_path):
+    """Each process has statistics of its own; the journal must tell what the shipped weights achieve."""
+    recipe = tiny(objects, detector="cascade-mask-rcnn", box_head="4conv1fc", accumulation=1, score_threshold=0.0, steps=2)
+    assert faults.run(tmp_path / "run", replace(recipe, warmup_steps=1, eval_every_steps=2), processes=2) == [0, 0]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()]
+    told = next(line for line in reversed(lines) if "box_AP" in line)
+    [(code, out, errors)] = run_apart(["eval", "--checkpoint", tmp_path / "run", "--json"], tmp_path)
+    assert code == 0, errors
+    found = json.loads(out)["result"]
+    assert {name: told[name] for name in found} == found
 
 
 def test_prepare_accepts_the_job(objects):

@@ -123,6 +123,20 @@ def open_coco(data: str, *, classes: tuple[str, ...] | None = None, val_share: f
     return DetectionSplits(found.train, found.val, **others)
 
 
+def open_coco_split(data: str, split: str, *, classes: tuple[str, ...], val_share: float = 0.1) -> CocoSource:
+    """One split of the data, to evaluate on, which need not have a training split; raises DataError and SettingsError.
+
+    A single pair of file and folder is taken whole, whatever the split. The other arguments are those of `open_coco`.
+    """
+    pairs = _pairs(data)
+    if len(pairs) == 1:
+        return CocoSource(*pairs["train"], classes)
+    files = pairs or _files_of_folder(Path(data), for_training=False)
+    if split in files:
+        return CocoSource(*files[split], classes)
+    return open_coco(data, classes=classes, val_share=val_share).split(split)
+
+
 def looks_like_coco(data: str) -> bool:
     """Whether it names data in the format of COCO, by file names alone; quick, and never raises."""
     try:
@@ -153,7 +167,7 @@ def _pairs(data: str) -> dict[str, tuple[Path, Path]]:
     return dict(zip(("train", "val", "test"), pairs, strict=False)) if len(pairs) == len(found) <= 3 else {}
 
 
-def _files_of_folder(root: Path) -> dict[str, tuple[Path, Path]]:
+def _files_of_folder(root: Path, *, for_training: bool = True) -> dict[str, tuple[Path, Path]]:
     """Annotation file and image folder by split, in COCO's layout."""
     try:
         names = _annotation_files(root)
@@ -161,7 +175,7 @@ def _files_of_folder(root: Path) -> dict[str, tuple[Path, Path]]:
         raise DataError(
             f"{root} is not a folder in the layout of COCO: {getattr(error, 'strerror', error)}; {_GIVE}"
         ) from error
-    if "train" not in names:
+    if "train" not in names and for_training:
         there = ", ".join(f"instances_{name}.json" for some in names.values() for name in some) or "no instances_….json"
         raise DataError(f"{root / ANNOTATIONS} has {there}, and nothing to train on; {_GIVE}")
     found = {}

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from polaformer.attention import facts
 from polaformer.backbones.backbone import Backbone
 from polaformer.errors import SettingsError
 from polaformer.ops.grid import Grid
@@ -112,7 +113,7 @@ def _too_long(build: Callable[[Grid | None], nn.Module], size: Grid) -> str | No
             with _Estimating():
                 backbone.set_input_size(size)
         except ValueError as error:
-            names = ", ".join(dict.fromkeys(backbone.attention))
+            names = ", ".join(name for name in dict.fromkeys(backbone.attention) if facts(name).needs_length)
             return f"{names} has parameters per token: {str(error).partition(';')[0]}"
     return None
 

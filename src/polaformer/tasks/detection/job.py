@@ -52,7 +52,6 @@ class DetectionJob(MapStyleJob):
         groups = aspect_groups(self.data.train.sizes)
         order = Order(len(self.data.train), recipe.batch_size, recipe.seed, groups=groups, group_size=recipe.group_size)
         self.use_order(order)
-        self.memory(1)  # before weights are read
         self.notices = [f"{name}: {count} × {what}" for name, one in self.parts.items() for what, count in one.repaired.items()]
         self.model = self._initialised_model()
         self.objective = DetectionObjective(len(classes), self.description.has_masks)
@@ -64,6 +63,11 @@ class DetectionJob(MapStyleJob):
         if training:
             transform = RandomView(recipe.sizes, recipe.max_size, recipe.hflip, RandomCrop() if recipe.crop else None)
         return DetectionReader(self.parts[split], transform, recipe.mean, recipe.std, with_masks, training)
+
+    def check_processes(self, world: int) -> None:
+        """Raises SettingsError unless `world` processes can share the work, and each has the memory for its part."""
+        super().check_processes(world)
+        self.memory(self.recipe.batch_size // (world * self.recipe.accumulation))
 
     def evaluation_batch_size(self, world: int) -> int:
         """Images per batch of an evaluation, in each process."""
@@ -100,7 +104,9 @@ class DetectionJob(MapStyleJob):
         def forward(model: Detector, images: Tensor) -> list[Tensor]:
             return typical_outputs(model, images, num_regions=part * self.recipe.num_samples, training=True)
 
-        return check_fits(build, largest_size(self.recipe), part, self.recipe, forward=forward)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        size = largest_size(self.recipe, mixed=part > self.recipe.group_size)
+        return check_fits(build, size, part, self.recipe, forward=forward, device=device)
 
     def figures(self, predictor: DetectionPredictor, counts: Mapping[str, DetectionCounts]) -> dict[str, Figure]:
         """Predictions beside the truth, precision and recall, average precision by class, of the validation images."""
@@ -139,9 +145,10 @@ def describe(recipe: DetectionRecipe, num_classes: int, native: Grid | None = No
     )
 
 
-def largest_size(recipe: DetectionRecipe) -> Grid:
-    """The (height, width) of the largest images of training, padded: both sides as long as allowed."""
-    return tuple(-(-side // 32) * 32 for side in (max(recipe.sizes), recipe.max_size))  # type: ignore[return-value]
+def largest_size(recipe: DetectionRecipe, *, mixed: bool = False) -> Grid:
+    """The (height, width) of the largest padded batches of training; mixed: of tall and wide images together."""
+    shorter, longer = (-(-side // 32) * 32 for side in (max(recipe.sizes), recipe.max_size))
+    return (longer, longer) if mixed else (shorter, longer)
 
 
 def _check_model(recipe: DetectionRecipe) -> None:

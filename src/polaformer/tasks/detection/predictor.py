@@ -22,7 +22,7 @@ from polaformer.data.masks import rle_from_mask
 from polaformer.data.order import EvaluationOrder
 from polaformer.data.padded_images import pad_images
 from polaformer.data.samples import Samples, batches
-from polaformer.data.sources.coco import CocoSource, open_coco
+from polaformer.data.sources.coco import CocoSource, open_coco, open_coco_split
 from polaformer.errors import DataError, SettingsError, printable
 from polaformer.regular_files import write_atomically, writing
 from polaformer.tasks.detection.counts import DetectionCounts
@@ -144,12 +144,12 @@ class DetectionPredictor:
             drawn.save(path)
 
     def _open_split(self, options: DetectionEvaluation, recipe: DetectionRecipe | None) -> CocoSource:
-        data, share = options.data, options.val_share
-        if data is None:
+        if options.data is not None:
+            source = open_coco_split(options.data, options.split, classes=self.classes, val_share=options.val_share)
+        else:
             assert recipe is not None, "neither data nor a run that names them"
-            data, share = recipe.data, recipe.val_share
-        assert data is not None
-        source = open_coco(data, classes=self.classes, val_share=share).split(options.split)
+            assert recipe.data is not None
+            source = open_coco(recipe.data, classes=self.classes, val_share=recipe.val_share).split(options.split)
         if self.description.has_masks and not source.has_masks:
             raise SettingsError(f"the {options.split} split has no masks, but the model predicts them; annotate some")
         return source
@@ -221,12 +221,21 @@ def load_detector(model: Detector, description: DetectorDescription, classes: Se
     wrong += [name for name in wanted_names if name in state and state[name].shape != wanted_names[name].shape]
     if wrong:
         raise WeightsError(
-            f"{path} holds another detector, and nothing was loaded: {len(wrong)} parameters differ, such as {wrong[0]}; give "
-            "the same --detector and --model, or weights of the backbone alone with --backbone"
+            f"{path} holds another detector ({_named(about[DESCRIPTION])}), and nothing was loaded: {len(wrong)} parameters "
+            f"differ, such as {wrong[0]}; give the same --detector and --model, or its backbone alone with --backbone"
         )
     model.load_state_dict(state, strict=True)
     _check_finite(path, model)
     return kept
+
+
+def _named(text: str) -> str:
+    """The detector and the backbone of a description."""
+    try:
+        about = DetectorDescription.from_json(text)
+        return f"{about.detector} with {about.backbone}"
+    except SettingsError:
+        return "one that is not known here"
 
 
 def class_parameters(description: DetectorDescription) -> list[str]:

@@ -1,7 +1,7 @@
 """The recipe of object detection: every hyperparameter of a training run in one frozen dataclass."""
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from polaformer.extras import require
 from polaformer.tasks.attention_options import attention_option_problems, parse_attention_options
@@ -19,7 +19,7 @@ OF_REGIONS = ("box_head", "box_loss", "class_agnostic", "box_width", "mask_width
 
 @dataclass(frozen=True, kw_only=True)
 class DetectionRecipe(Recipe):
-    """Object detection and instance segmentation. The defaults are the published settings of Mask R-CNN 1x on COCO."""
+    """Object detection and instance segmentation. The detector's defaults are as published; recipes set the schedule."""
 
     task: ClassVar[str] = "detection"
     terms: ClassVar[TaskTerms] = TaskTerms(Metric("box_AP", "%"), "images", "--max-bad-share", "--on-bad-image skip")
@@ -143,11 +143,11 @@ class DetectionRecipe(Recipe):
         if self.detector != "retinanet":
             return []
         defaults = {one.name: one.default for one in fields(self) if one.name in OF_REGIONS}
+        changed = [name for name, value in defaults.items() if getattr(self, name) != value]
         return [
-            f"{name} is {getattr(self, name)!r}, but retinanet has no regions; leave it out"
-            for name, value in defaults.items()
-            if getattr(self, name) != value
-        ]
+            f"{', '.join(changed)} are set, but retinanet has no regions; start from a recipe of retinanet, such as "
+            "coco/retinanet-pola-pvt-nano, or leave them out"
+        ] * bool(changed)
 
     def backbone_options(self) -> dict[str, Any]:
         """The arguments of `create_model` for the backbone, without its name and size."""
@@ -166,6 +166,10 @@ class DetectionRecipe(Recipe):
         values = super().values_with_absolute_paths()
         data = None if self.data is None else absolute(self.data)
         return values | {"data": data, "backbone": None if self.backbone is None else abspath(self.backbone)}
+
+    def without_weights(self) -> Self:
+        """The recipe without the weights that it starts from."""
+        return replace(super().without_weights(), backbone=None)
 
     def before_training(self) -> list[str]:
         """Raises MissingExtraError unless the packages for masks and average precision are there."""

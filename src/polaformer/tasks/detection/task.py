@@ -78,8 +78,8 @@ class DetectionPrediction(PredictionOptions):
 class DetectionCheck(CheckOptions):
     """How to read a dataset in COCO's format."""
 
-    val_share: float = 0.1
-    """Share of the images to hold out if the data have no validation split; give the value used in training."""
+    val_share: float = 0.0
+    """Share of the images to hold out if the data have no validation split; 0: none."""
 
     def problems(self) -> list[str]:
         """All problems with the values, one line each."""
