@@ -337,7 +337,9 @@ def test_one_process_and_two_evaluate_alike(run, tmp_path):
 def test_two_processes_evaluate_with_the_same_batch_norm(objects, tmp_path):
     """Each process has statistics of its own; the journal must tell what the shipped weights achieve."""
     recipe = tiny(objects, detector="cascade-mask-rcnn", box_head="4conv1fc", accumulation=1, score_threshold=0.0, steps=2)
-    assert faults.run(tmp_path / "run", replace(recipe, warmup_steps=1, eval_every_steps=2), processes=2) == [0, 0]
+    assert faults.run(
+        tmp_path / "run", replace(recipe, warmup_steps=1, eval_every_steps=2), processes=2, port=faults.free_port()
+    ) == [0, 0]
     lines = [json.loads(line) for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()]
     told = next(line for line in reversed(lines) if "box_AP" in line)
     [(code, out, errors)] = run_apart(["eval", "--checkpoint", tmp_path / "run", "--json"], tmp_path)
