@@ -87,7 +87,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
             f"choose one of: {ALL}",
         ),
         (["trian"], "did you mean 'train'?"),
-        (["bench"], "choose one of: op, model, memory"),
+        (["bench"], "choose one of: op, model, detector, memory"),
         ([], f"choose one of: {ALL}"),
         (["demo", "operator", "--lenghts", "4"], "--lengths"),
         (["demo", "--epoch", "4"], "--epochs"),

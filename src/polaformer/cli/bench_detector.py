@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 from polaformer.cli.bench_model import STEPS, tables
@@ -44,6 +45,8 @@ class BenchDetector(Timed):
     rounds: int = 7
     seconds: float = 120.0
     """Time per model and part: slow ones get fewer rounds, and one that takes longer for a single call is skipped."""
+    figure: Path | None = None
+    """Not supported by this benchmark; leave it out."""
 
     def measure(self) -> Report:
         """Checks the options and measures."""

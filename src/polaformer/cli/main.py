@@ -71,7 +71,9 @@ COMMANDS: dict[str, Entry] = {
         "bench_model", "BenchModel", "Time whole models against their published form, their softmax twins and timm's models."
     ),
     "bench detector": Entry(
-        "bench_detector", "BenchDetector", "Time detectors at high resolution against their published form and softmax twins."
+        "bench_detector",
+        "BenchDetector",
+        "Time detectors around our backbones against their published form and their softmax twins.",
     ),
     "bench memory": Entry(
         "bench_memory",

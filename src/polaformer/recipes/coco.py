@@ -54,12 +54,12 @@ def recipe_of(row: CocoRow) -> DetectionRecipe:
 
 
 # For minutes on a CPU: narrow heads, small images, anchors that are small relative to their level.
-SMALL = DetectionRecipe(
-    name="coco/mask-rcnn-pola-pvt-nano",
+RETINANET = DetectionRecipe(
+    name="coco/retinanet-pola-pvt-nano",
     paper="none; a comparison that a CPU can afford",
     expected="docs/results.md has a run",
     needs_data=True,
-    detector="mask-rcnn",
+    detector="retinanet",
     model="pola_pvt_tiny",
     dims=(32, 64, 128, 192),
     depths=(1, 1, 2, 1),
@@ -67,11 +67,7 @@ SMALL = DetectionRecipe(
     mlp_ratios=(4.0, 4.0, 4.0, 4.0),
     drop_path_rate=0.0,
     fpn_width=64,
-    box_width=256,
-    mask_width=64,
-    num_samples=128,
-    num_proposals=300,
-    anchor_scale=4.0,
+    anchor_scale=2.0,
     sizes=(224, 256, 288),
     eval_size=256,
     max_size=480,
@@ -91,17 +87,15 @@ SMALL = DetectionRecipe(
     num_workers=1,
 )
 
-RECIPES = (
-    *(recipe_of(row) for row in ROWS),
-    SMALL,
-    replace(
-        SMALL,
-        name="coco/retinanet-pola-pvt-nano",
-        detector="retinanet",
-        anchor_scale=2.0,
-        box_width=1024,
-        mask_width=256,
-        num_samples=512,
-        num_proposals=None,
-    ),
+MASK_RCNN = replace(
+    RETINANET,
+    name="coco/mask-rcnn-pola-pvt-nano",
+    detector="mask-rcnn",
+    anchor_scale=4.0,
+    box_width=256,
+    mask_width=64,
+    num_samples=128,
+    num_proposals=300,
 )
+
+RECIPES = (*(recipe_of(row) for row in ROWS), MASK_RCNN, RETINANET)

@@ -80,7 +80,7 @@ def test_the_schedules_are_those_of_the_paper(objects):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"detector": "retinanet"}, "box_width, mask_width, num_samples, num_proposals are set, but retinanet has no regions"),
+        ({"detector": "retinanet"}, "num_samples.* are set, but retinanet has no regions; start from a recipe of retinanet"),
         ({"group_size": 3}, "group_size is 3, which does not divide batch_size, 4"),
         ({"sizes": ()}, r"sizes is \(\); give integers ≥ 1"),
         ({"max_size": 50}, "max_size is 50, less than the largest of sizes and eval_size"),

@@ -127,7 +127,6 @@ def test_min_score_leaves_out_the_detections_below_it(objects, weights, capsys):
         assert objects_from(sum(scores[number - 1 : number + 1]) / 2) == everything[:number]
 
 
-@pytest.mark.xfail(raises=IndexError, strict=True, reason="_masks takes the first of no masks")
 def test_an_image_on_which_nothing_is_found_has_no_objects(objects, predictor):
     answers = predictor.answer([f"{objects}/val2017/101.png"], DetectionPrediction(min_score=1.0), lambda: None)
     assert answers.records[0]["objects"] == []

@@ -4,19 +4,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from polaformer.extras import require
-from polaformer.tasks.attention_options import attention_option_problems, parse_attention_options
-from polaformer.tasks.recipe import Recipe
+from polaformer.tasks.image_recipe import IMAGENET_MEAN, IMAGENET_STD, ImageRecipe
 from polaformer.training.metric import Metric, TaskTerms
 
 if TYPE_CHECKING:
     from polaformer.tasks.classification.job import ClassificationJob
 
 DIGITS = "digits"  # the name of the bundled data
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassificationRecipe(Recipe):
+class ClassificationRecipe(ImageRecipe):
     """Image classification. The defaults are the authors' settings for Swin on ImageNet-1K."""
 
     task: ClassVar[str] = "classification"
@@ -26,32 +24,8 @@ class ClassificationRecipe(Recipe):
     """A folder of class folders (or of train and val), a .tar or a folder of them, an .npz, hfds:FOLDER, or digits."""
     val_share: float = 0.1
     """Share of the images to hold out if the data have no validation split."""
-    on_bad_image: str = "error"
-    """What to do with an unreadable image: error ends the run, skip replaces it with another one."""
-    max_bad_share: float = 0.001
-    """Share of the images of an epoch that may be skipped before the run ends; one is always allowed."""
-    model: str = "pola_swin_tiny"
-    """Model name; `polaformer models` lists them."""
-    attention: str | None = None
-    """Mechanism of all stages, or one per stage, separated by commas; None: the model's own."""
-    attention_options: tuple[str, ...] | None = None
-    """Arguments of the attention layer and its mechanism as NAME=VALUE, such as gate=linear; None: as published."""
     img_size: int = 224
     """Height and width of the images in training and evaluation, in pixels."""
-    patch_size: int | None = None
-    """Patch size in pixels; None, here and for the next options: the model's own."""
-    dims: tuple[int, ...] | None = None
-    """Channels, one number per stage."""
-    depths: tuple[int, ...] | None = None
-    """Blocks, one number per stage."""
-    num_heads: tuple[int, ...] | None = None
-    """Attention heads, one number per stage."""
-    mlp_ratios: tuple[float, ...] | None = None
-    """Hidden width of the MLP relative to the width of the block, one number per stage."""
-    reductions: tuple[int, ...] | None = None
-    """Factor by which the key grid is smaller than the query grid along height and width, one per stage."""
-    drop_path_rate: float | None = None
-    """Largest drop path rate (stochastic depth) of the blocks."""
     checkpoint: str | None = None
     """Weights to start from (file, run or checkpoint); a head for other classes is dropped, position tables are resized."""
     resize: str = "square"
@@ -98,17 +72,17 @@ class ClassificationRecipe(Recipe):
     def problems(self) -> list[str]:
         """All problems with the values, one line each; needs neither the data nor PyTorch."""
         found = super().problems()
-        choices: dict[str, tuple[str, ...]] = {"on_bad_image": ("error", "skip"), "resize": ("square", "shorter")}
+        choices: dict[str, tuple[str, ...]] = {"resize": ("square", "shorter")}
         choices["interpolation"] = ("bicubic", "bilinear", "nearest", "lanczos", "random")
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 found.append(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(allowed)}")
-        return found + attention_option_problems(self.attention_options) + self._range_problems() + self._size_problems()
+        return found + self._range_problems() + self._size_problems()
 
     def _range_problems(self) -> list[str]:
-        shares = ("max_bad_share", "hflip", "erase_prob", "mix_prob", "mix_switch_prob")
+        shares = ("hflip", "erase_prob", "mix_prob", "mix_switch_prob")
         found = [f"{n} is {getattr(self, n)}; give a number in [0, 1]" for n in shares if not 0 <= getattr(self, n) <= 1]
-        below = {"val_share": self.val_share, "smoothing": self.smoothing, "drop_path_rate": self.drop_path_rate or 0.0}
+        below = {"val_share": self.val_share, "smoothing": self.smoothing}
         found += [f"{n} is {v}; give a number in [0, 1)" for n, v in below.items() if not 0 <= v < 1]
         at_least = {"mixup": self.mixup, "cutmix": self.cutmix, "color_jitter": self.color_jitter}
         found += [f"{n} is {v}; give a number ≥ 0" for n, v in at_least.items() if not 0 <= v < float("inf")]
@@ -121,15 +95,7 @@ class ClassificationRecipe(Recipe):
         return found
 
     def _size_problems(self) -> list[str]:
-        found = []
-        for name in ("img_size", "patch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                found.append(f"{name} is {value}; give an integer ≥ 1")
-        for name in ("dims", "depths", "num_heads", "mlp_ratios", "reductions"):
-            values = getattr(self, name)
-            if values is not None and (not values or any(not 0 < value < float("inf") for value in values)):
-                found.append(f"{name} is {values}; give positive numbers, one per stage")
+        found = [f"img_size is {self.img_size}; give an integer ≥ 1"] * (self.img_size < 1)
         if len(self.mean) not in (1, 3) or len(self.std) != len(self.mean) or not all(s > 0 for s in self.std):
             found.append(f"mean is {self.mean} and std {self.std}; give three numbers each, or one each, and std above 0")
         part = self.batch_size // max(self.accumulation, 1)
@@ -139,11 +105,7 @@ class ClassificationRecipe(Recipe):
 
     def model_options(self) -> dict[str, Any]:
         """The arguments of `create_model`, without the name and the number of classes."""
-        names = ("attention", "patch_size", "dims", "depths", "num_heads", "mlp_ratios", "reductions", "drop_path_rate")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        if self.attention_options is not None:
-            given["attention_options"] = parse_attention_options(self.attention_options)
-        return given | {"img_size": self.img_size, "in_chans": len(self.mean)}
+        return self.backbone_options() | {"img_size": self.img_size, "in_chans": len(self.mean)}
 
     def before_training(self) -> list[str]:
         """Announces that without data, the digits bundled with scikit-learn are used."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from polaformer.tasks.classification.recipe import ClassificationRecipe
+from polaformer.tasks.image_recipe import ImageResume
 from polaformer.tasks.task import (
     Advance,
     Audit,
@@ -13,22 +14,11 @@ from polaformer.tasks.task import (
     EvaluationOptions,
     ListedModels,
     PredictionOptions,
-    ResumeOptions,
     Task,
 )
 
 if TYPE_CHECKING:
     from polaformer.tasks.classification.predictor import Classifier
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClassificationResume(ResumeOptions):
-    """What may change when a run resumes."""
-
-    on_bad_image: Literal["error", "skip"] | None = None
-    """What to do with an unreadable image from now on; unchanged by default."""
-    max_bad_share: float | None = None
-    """Share of the images of an epoch that may be skipped; unchanged by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +80,7 @@ class Classification(Task):
 
     name = "classification"
     recipe = ClassificationRecipe
-    resumption = ClassificationResume
+    resumption = ImageResume
     evaluation = ClassificationEvaluation
     prediction = ClassificationPrediction
     checking = ClassificationCheck

@@ -269,8 +269,9 @@ def _above(found: Detections, score: float) -> Detections:
 def _masks(found: Detections, image: Image) -> Iterator[Tensor]:
     """The mask (H, W) of each detection on the image, one at a time."""
     assert found.masks is not None
-    for mask, box in zip(found.masks.split(1), found.boxes.split(1), strict=True):
-        yield paste_masks(mask, box, (image.height, image.width))[0].cpu()
+    for index in range(len(found.boxes)):
+        one = slice(index, index + 1)
+        yield paste_masks(found.masks[one], found.boxes[one], (image.height, image.width))[0].cpu()
 
 
 def _free_name(stem: str, taken: set[str]) -> str:

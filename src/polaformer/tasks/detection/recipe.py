@@ -4,9 +4,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from polaformer.extras import require
-from polaformer.tasks.attention_options import attention_option_problems, parse_attention_options
-from polaformer.tasks.classification.recipe import IMAGENET_MEAN, IMAGENET_STD
-from polaformer.tasks.recipe import Recipe
+from polaformer.tasks.image_recipe import IMAGENET_MEAN, IMAGENET_STD, ImageRecipe
 from polaformer.training.metric import Metric, TaskTerms
 
 if TYPE_CHECKING:
@@ -18,7 +16,7 @@ OF_REGIONS = ("box_head", "box_loss", "class_agnostic", "box_width", "mask_width
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectionRecipe(Recipe):
+class DetectionRecipe(ImageRecipe):
     """Object detection and instance segmentation. The detector's defaults are as published; recipes set the schedule."""
 
     task: ClassVar[str] = "detection"
@@ -26,48 +24,26 @@ class DetectionRecipe(Recipe):
 
     data: str | None = None
     """A folder in COCO's layout (annotations/instances_train2017.json, train2017, …), or TRAIN.json:IMAGES,VAL.json:IMAGES."""
-    on_bad_image: Literal["error", "skip"] = "error"
-    """What to do with an unreadable image: error ends the run, skip replaces it with another one."""
-    max_bad_share: float = 0.001
-    """Share of the images of an epoch that may be skipped before the run ends; one is always allowed."""
     detector: DetectorName = "mask-rcnn"
     """The detector around the backbone."""
     model: str = "pola_pvt_tiny"
     """Name of the backbone, a PVT, PVTv2 or Swin; `polaformer models` lists them."""
-    attention: str | None = None
-    """Mechanism of all stages, or one per stage, separated by commas; None: the model's own."""
-    attention_options: tuple[str, ...] | None = None
-    """Arguments of the attention layer and its mechanism as NAME=VALUE, such as gate=linear; None: as published."""
     backbone: str | None = None
     """Weights for the backbone: ours, the authors', timm's, or the backbone of an mmdetection or mmsegmentation file."""
-    patch_size: int | None = None
-    """Patch size in pixels; None, here and for the next options: the model's own."""
-    dims: tuple[int, ...] | None = None
-    """Channels, one number per stage."""
-    depths: tuple[int, ...] | None = None
-    """Blocks, one number per stage."""
-    num_heads: tuple[int, ...] | None = None
-    """Attention heads, one number per stage."""
-    mlp_ratios: tuple[float, ...] | None = None
-    """Hidden width of the MLP relative to the width of the block, one number per stage."""
-    reductions: tuple[int, ...] | None = None
-    """Factor by which the key grid is smaller than the query grid along height and width, one per stage."""
-    drop_path_rate: float | None = None
-    """Largest drop path rate (stochastic depth) of the blocks."""
     fpn_width: int = 256
     """Channels of the feature pyramid, and of RetinaNet's heads."""
     box_head: Literal["2fc", "4conv1fc"] = "2fc"
     """Layers of the box heads: two fully connected ones, or four convolutions and one fully connected layer."""
+    box_width: int = 1024
+    """Channels of the fully connected layers of the box heads."""
     box_loss: Literal["l1", "smooth-l1", "giou"] | None = None
     """Loss of the boxes; None: as published (l1; in a cascade smooth-l1, with 4conv1fc giou)."""
     class_agnostic: bool | None = None
     """Predict one box for all classes instead of one for each; None: as published (in a cascade without 4conv1fc)."""
-    box_width: int = 1024
-    """Channels of the fully connected layers of the box heads."""
-    mask_width: int = 256
-    """Channels of the mask heads."""
     num_samples: int = 512
     """Regions per image that the box heads train on."""
+    mask_width: int = 256
+    """Channels of the mask heads."""
     num_proposals: int | None = None
     """Proposals per image; None: as published (1000; 2000 in the training of a cascade)."""
     anchor_scale: float | None = None
@@ -103,18 +79,16 @@ class DetectionRecipe(Recipe):
 
     def problems(self) -> list[str]:
         """All problems with the values, one line each; needs neither the data nor PyTorch."""
-        found = super().problems() + attention_option_problems(self.attention_options)
+        found = super().problems()
         if self.checkpoint is not None and self.backbone is not None:
             found.append("checkpoint and backbone are both given; give one: a whole detector, or weights of its backbone")
         return found + self._range_problems() + self._size_problems() + self._head_problems()
 
     def _range_problems(self) -> list[str]:
-        shares = ("max_bad_share", "hflip", "score_threshold", "nms_threshold")
+        shares = ("hflip", "score_threshold", "nms_threshold")
         found = [f"{n} is {getattr(self, n)}; give a number in [0, 1]" for n in shares if not 0 <= getattr(self, n) <= 1]
         if not 0 <= self.val_share < 1:
             found.append(f"val_share is {self.val_share}; give a number in [0, 1)")
-        if self.drop_path_rate is not None and not 0 <= self.drop_path_rate < 1:
-            found.append(f"drop_path_rate is {self.drop_path_rate}; give a number in [0, 1)")
         if len(self.mean) != 3 or len(self.std) != 3 or not all(s > 0 for s in self.std):
             found.append(f"mean is {self.mean} and std {self.std}; give three numbers each, and std above 0")
         if self.anchor_scale is not None and not 0 < self.anchor_scale < float("inf"):
@@ -122,19 +96,14 @@ class DetectionRecipe(Recipe):
         return found
 
     def _size_problems(self) -> list[str]:
-        names = ("max_size", "eval_size", "fpn_width", "group_size", "eval_batch_size", "max_detections", *OF_REGIONS[-4:])
+        names = ["max_size", "eval_size", "fpn_width", "group_size", "eval_batch_size", "max_detections"]
+        names += ["box_width", "mask_width", "num_samples", "num_proposals"]
         values = {name: getattr(self, name) for name in names}
         found = [f"{n} is {v}; give an integer ≥ 1" for n, v in values.items() if v is not None and v < 1]
         if not self.sizes or min(self.sizes) < 1:
             found.append(f"sizes is {self.sizes}; give integers ≥ 1")
         elif max(*self.sizes, self.eval_size) > self.max_size:
             found.append(f"max_size is {self.max_size}, less than the largest of sizes and eval_size; give a larger one")
-        if self.patch_size is not None and self.patch_size < 1:
-            found.append(f"patch_size is {self.patch_size}; give an integer ≥ 1")
-        for name in ("dims", "depths", "num_heads", "mlp_ratios", "reductions"):
-            given = getattr(self, name)
-            if given is not None and (not given or any(not 0 < value < float("inf") for value in given)):
-                found.append(f"{name} is {given}; give positive numbers, one per stage")
         if self.group_size >= 1 and self.batch_size % self.group_size:
             found.append(f"group_size is {self.group_size}, which does not divide batch_size, {self.batch_size}")
         return found
@@ -148,14 +117,6 @@ class DetectionRecipe(Recipe):
             f"{', '.join(changed)} are set, but retinanet has no regions; start from a recipe of retinanet, such as "
             "coco/retinanet-pola-pvt-nano, or leave them out"
         ] * bool(changed)
-
-    def backbone_options(self) -> dict[str, Any]:
-        """The arguments of `create_model` for the backbone, without its name and size."""
-        names = ("attention", "patch_size", "dims", "depths", "num_heads", "mlp_ratios", "reductions", "drop_path_rate")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        if self.attention_options is not None:
-            given["attention_options"] = parse_attention_options(self.attention_options)
-        return given
 
     def values_with_absolute_paths(self) -> dict[str, Any]:
         """The options for JSON, valid from any working directory."""

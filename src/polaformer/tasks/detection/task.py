@@ -5,31 +5,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from polaformer.tasks.classification.task import val_share_problems
+from polaformer.tasks.classification.task import ClassificationCheck, val_share_problems
 from polaformer.tasks.detection.recipe import DetectionRecipe
+from polaformer.tasks.image_recipe import ImageResume
 from polaformer.tasks.task import (
     Advance,
     Audit,
-    CheckOptions,
     EvaluationOptions,
     ListedModels,
     PredictionOptions,
-    ResumeOptions,
     Task,
 )
 
 if TYPE_CHECKING:
     from polaformer.tasks.detection.predictor import DetectionPredictor
-
-
-@dataclass(frozen=True, kw_only=True)
-class DetectionResume(ResumeOptions):
-    """What may change when a run resumes."""
-
-    on_bad_image: Literal["error", "skip"] | None = None
-    """What to do with an unreadable image from now on; unchanged by default."""
-    max_bad_share: float | None = None
-    """Share of the images of an epoch that may be skipped; unchanged by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,15 +64,11 @@ class DetectionPrediction(PredictionOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectionCheck(CheckOptions):
+class DetectionCheck(ClassificationCheck):
     """How to read a dataset in COCO's format."""
 
     val_share: float = 0.0
     """Share of the images to hold out if the data have no validation split; 0: none."""
-
-    def problems(self) -> list[str]:
-        """All problems with the values, one line each."""
-        return super().problems() + val_share_problems(self.val_share)
 
 
 class Detection(Task):
@@ -91,7 +76,7 @@ class Detection(Task):
 
     name = "detection"
     recipe = DetectionRecipe
-    resumption = DetectionResume
+    resumption = ImageResume
     evaluation = DetectionEvaluation
     prediction = DetectionPrediction
     checking = DetectionCheck
