@@ -98,7 +98,7 @@ def write_runs() -> None:
         "deep": b"[" * 100_000,
         "no-version": config(lambda found: found.pop("version")),
         "version": config(lambda found: found.update(version=2)),
-        "task": config(lambda found: found.update(task="detection")),
+        "task": config(lambda found: found.update(task="translation")),
         "no-options": config(lambda found: found.pop("options")),
         "list-of-options": config(lambda found: found.update(options=[1])),
         "unknown": config(lambda found: found["options"].update(epoch=3)),
@@ -401,7 +401,7 @@ RESUME: dict[str, Case] = {
     "config: too deep": Case(["resume", "config-deep"], BAD_DATA, ["config.json is damaged: maximum recursion depth exceeded"]),
     "config: no version": Case(["resume", "config-no-version"], BAD_DATA, ["config.json is damaged", "version"]),
     "config: another version": Case(["resume", "config-version"], BAD_DATA, ["it is from another version of polaformer"]),
-    "config: another task": Case(["resume", "config-task"], BAD_DATA, ["there is no task 'detection'"]),
+    "config: another task": Case(["resume", "config-task"], BAD_DATA, ["there is no task 'translation'"]),
     "config: no options": Case(["resume", "config-no-options"], BAD_DATA, ["config.json is damaged", "options"]),
     "config: a list of options": Case(["resume", "config-list-of-options"], BAD_DATA, ["config.json is damaged"]),
     "config: an unknown field": Case(
