@@ -17,6 +17,7 @@ from polaformer.tasks.detection.detector import Detector
 from polaformer.tasks.detection.mask_rcnn import MaskRCNN
 
 Part = Literal["backbone", "detector"]
+PARTS: dict[Part, str] = {"backbone": "its backbone", "detector": "whole"}
 NUM_CLASSES, NUM_OBJECTS, NUM_REGIONS = 80, 8, 1000
 
 

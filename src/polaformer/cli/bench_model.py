@@ -1,9 +1,10 @@
 """`polaformer bench model`: images per second of whole models, as ratios first."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from rich.table import Table
 
@@ -15,15 +16,82 @@ from polaformer.errors import nearest
 
 if TYPE_CHECKING:
     from polaformer.bench.model import ModelMeasurement
+    from polaformer.bench.runner import BenchSettings
 
-MIN_SIZE, MAX_SIZE = 32, 4096  # sides of an image in pixels
-ROWS = 4  # ours, the published form, the softmax twin, timm's
+MIN_SIDE, MAX_SIDE = 32, 4096  # of an image, in pixels
+NUM_ROWS = 4  # of a table: ours, the published form, the softmax twin, timm's
 STEPS = {"inference": "inference", "train": "training step (forward and backward)"}
-NOTE = "Parameters and images are random (seed 0), including our powers, scales and tables; no drop path."
+
+
+class Case(NamedTuple):
+    """One table of a benchmark of models: its title, the size of the images, keys of its record, and what is measured."""
+
+    title: str
+    pixels: int | str
+    about: dict[str, Any]
+    job: "Callable[[BenchSettings], tuple[dict[str, ModelMeasurement], list[str]]]"
 
 
 @dataclass(frozen=True)
-class BenchModel(Timed):
+class OfModels(Timed):
+    """The options of benchmarks of models."""
+
+    models: tuple[str, ...] = ()
+    """Names of our models, separated by spaces; `polaformer models "pola_*"` lists them."""
+    batch: int = 4
+    """Images per batch."""
+    mode: Literal["inference", "train"] = "inference"
+    """Inference alone, or a training step: forward and backward."""
+    command: ClassVar[str]
+    note = "Parameters and images are random (seed 0), including our powers, scales and tables; no drop path."
+
+    def cases(self) -> list[Case]:
+        """What is measured; raises UsageError for options that make no sense."""
+        raise NotImplementedError
+
+    def measure(self) -> Report:
+        """Checks the options and measures."""
+        cases = self.cases()
+        from polaformer.analysis.bench_figures import save_images_per_second
+
+        jobs = {f"{case.title}, {case.pixels} pixels": case.job for case in cases}
+        results, machine = self.time(jobs, NUM_ROWS * (self.rounds + 2), batch=self.batch)
+        setting = f"{STEPS[self.mode]}, batch {self.batch}, float32, {threads_text(machine)}"
+        record = {"command": self.command, "mode": self.mode, "batch": self.batch, "device": self.device}
+        found = [(case, *results[label]) for case, label in zip(cases, jobs, strict=True)]
+        models = [case.about | {"rows": records(rows), "notes": notes} for case, rows, notes in found]
+        record |= {"parameters": self.note, "machine": machine, "models": models}
+        rows = {(case.title, case.pixels): rows for case, rows, _ in found}
+        notes = dict.fromkeys(note for _, notes in results.values() for note in notes)
+        shown = [*tables(rows, setting), *machine_lines(machine), self.note, *notes]
+        speeds = {
+            (title, pixels): {_kind(name): row.images_per_second for name, row in one.items()}
+            for (title, pixels), one in rows.items()
+            if isinstance(pixels, int)  # only square images are drawn
+        }
+        draw = partial(save_images_per_second, found=speeds, title=figure_title(setting.capitalize(), machine))
+        return Report(record, shown, draw, {label: rows for label, (rows, _) in results.items()})
+
+    def check_models(self, known: Sequence[str], listed: str) -> None:
+        """Raises UsageError for unknown models and impossible batches; listed: how to list the known ones."""
+        if self.batch < 1:
+            raise UsageError(f"--batch is {self.batch}; give at least 1")
+        unknown = [name for name in self.models if name not in known]
+        if unknown or not self.models:
+            given = f"has {unknown[0]!r}; {nearest(unknown[0], known)}" if unknown else "is empty; "
+            raise UsageError(f"--models {given}give names that `{listed}` lists")
+
+
+def check_sides(option: str, sides: Sequence[int], example: str) -> None:
+    """Raises UsageError for sides of images that are not multiples of 32, or too large."""
+    wrong = [side for side in sides if not MIN_SIDE <= side <= MAX_SIDE or side % 32]
+    if wrong or not sides:
+        given = f"has {wrong[0]}" if wrong else "is empty"
+        raise UsageError(f"{option} {given}; give multiples of 32 from {MIN_SIDE} to {MAX_SIDE}, as in {option} {example}")
+
+
+@dataclass(frozen=True)
+class BenchModel(OfModels):
     """Time whole models against their published form, their softmax twins and timm's models.
 
     All models are timed in interleaved rounds, in float32. Our model is timed only if its logits, and in a training step
@@ -35,62 +103,33 @@ class BenchModel(Timed):
     """
 
     models: tuple[str, ...] = ("pola_swin_tiny", "pola_pvt_tiny", "pola_deit_tiny")
-    """Names of our models, separated by spaces; `polaformer models "pola_*"` lists them."""
     sizes: tuple[int, ...] = (224,)
     """Sides of the square images in pixels, multiples of 32 up to 4096; a model is built for the size that it is timed at."""
-    batch: int = 4
-    """Images per batch."""
     compile: bool = False
     """Also time torch.compile of the published form; compiling takes a minute or more per model and is not timed."""
-    mode: Literal["inference", "train"] = "inference"
-    """Inference alone, or a training step: forward and backward."""
     rounds: int = 9
     seconds: float = 40.0
     """Time per model and size: slow models get fewer rounds, and one that takes longer for a single call is skipped."""
     figure: Path | None = None
     """Plot images per second against size into this PNG file; needs two or more --sizes."""
+    command = "bench model"
 
-    def measure(self) -> Report:
-        """Checks the options and measures."""
-        self.check()
-        from polaformer.analysis.bench_figures import save_images_per_second
-        from polaformer.bench.model import benchmark
-
-        cases = [(name, size) for name in dict.fromkeys(self.models) for size in sorted(set(self.sizes))]
-        jobs = {f"{name}, {size} pixels": partial(benchmark, size, name, with_compiled=self.compile) for name, size in cases}
-        results, machine = self.time(jobs, (ROWS + self.compile) * (self.rounds + 2), batch=self.batch)
-        found = {case: rows for case, (rows, _) in zip(cases, results.values(), strict=True)}
-        setting = f"{STEPS[self.mode]}, batch {self.batch}, float32, {threads_text(machine)}"
-        record: dict[str, Any] = {"command": "bench model", "mode": self.mode, "batch": self.batch, "device": self.device}
-        models = [
-            {"model": name, "size": size, "rows": records(rows), "notes": notes}
-            for (name, size), (rows, notes) in zip(cases, results.values(), strict=True)
-        ]
-        record |= {"parameters": NOTE, "machine": machine, "models": models}
-        notes = list(dict.fromkeys(note for _, notes in results.values() for note in notes))
-        shown = [*tables(found, setting), *machine_lines(machine), NOTE, *notes]
-        speeds = {case: {_kind(key): row.images_per_second for key, row in rows.items()} for case, rows in found.items()}
-        draw = partial(save_images_per_second, found=speeds, title=figure_title(setting.capitalize(), machine))
-        return Report(record, shown, draw, {name: rows for name, (rows, _) in results.items()})
-
-    def check(self) -> None:
-        """Raises UsageError for options that make no sense."""
+    def cases(self) -> list[Case]:
+        """Every model at every size."""
+        check_sides("--sizes", self.sizes, "224 448")
+        sizes = sorted(set(self.sizes))
         needs = "draws images per second against size; give two or more --sizes, for instance --sizes 224 448 896"
-        wrong = [size for size in self.sizes if not MIN_SIZE <= size <= MAX_SIZE or size % 32]
-        if wrong or not self.sizes:
-            given = f"has {wrong[0]}" if wrong else "is empty"
-            raise UsageError(f"--sizes {given}; give multiples of 32 from {MIN_SIZE} to {MAX_SIZE}, as in --sizes 224 448")
-        if self.batch < 1:
-            raise UsageError(f"--batch is {self.batch}; give at least 1")
         self.load("polaformer.bench.model")
         from polaformer.backbones import list_models
+        from polaformer.bench.model import benchmark
 
-        known = list_models("pola_*")
-        unknown = [name for name in self.models if name not in known]
-        if unknown or not self.models:
-            given = f"has {unknown[0]!r}; {nearest(unknown[0], known)}" if unknown else "is empty; "
-            raise UsageError(f'--models {given}give names that `polaformer models "pola_*"` lists')
-        self.check_common("" if len(set(self.sizes)) > 1 else needs)
+        self.check_models(list_models("pola_*"), 'polaformer models "pola_*"')
+        self.check_common("" if len(sizes) > 1 else needs)
+        return [
+            Case(name, size, {"model": name, "size": size}, partial(benchmark, size, name, with_compiled=self.compile))
+            for name in dict.fromkeys(self.models)
+            for size in sizes
+        ]
 
 
 def tables(found: "dict[tuple[str, Any], dict[str, ModelMeasurement]]", setting: str) -> list[Table | str]:
