@@ -69,6 +69,10 @@ class PVTConfig(BackboneConfig):
         last = self.num_stages - 1
         return tuple(2 ** (last - i) if facts(name).cost == "quadratic" else 1 for i, name in enumerate(self.mechanisms))
 
+    def reduced_stages(self) -> list[tuple[StageConfig, int]]:
+        """The settings of each stage, and its key reduction."""
+        return list(zip(self.stages(), self.key_reductions(), strict=True))
+
 
 class PVT(Pyramid):
     """PVT with the given attention in each stage; takes the fields of PVTConfig."""
@@ -78,9 +82,7 @@ class PVT(Pyramid):
     def __init__(self, **options: Any) -> None:
         config = PVTConfig.of(options)
         super().__init__(config)
-        stages, reductions = [], config.key_reductions()
-        for i, stage in enumerate(config.stages()):
-            stages.append(PVTStage(stage, pvt_blocks(config, stage, reductions[i])))
+        stages = [PVTStage(stage, pvt_blocks(config, stage, reduction)) for stage, reduction in config.reduced_stages()]
         self.norm = UnusedNorm(stages[-1].dim, eps=NORM_EPS)
         self.add_stages(config, stages, NORM_EPS)
         self.apply(initialise_linear)

@@ -57,9 +57,9 @@ class PVTv2(Pyramid):
     def __init__(self, **options: Any) -> None:
         config = PVTConfig.of(options)
         super().__init__(config)
-        stages, reductions = [], config.key_reductions()
-        for i, stage in enumerate(config.stages()):
-            stages.append(PVTv2Stage(stage, pvt_blocks(config, stage, reductions[i], local_mlp=True)))
+        stages = []
+        for stage, reduction in config.reduced_stages():
+            stages.append(PVTv2Stage(stage, pvt_blocks(config, stage, reduction, local_mlp=True)))
         self.norm = nn.Identity()
         self.add_stages(config, stages, NORM_EPS)
         self.apply(initialise_linear)

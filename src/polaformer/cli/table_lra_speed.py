@@ -10,7 +10,7 @@ from polaformer.cli.errors import UsageError
 from polaformer.cli.output import counted, load, machine_lines, new_table, print_all, print_json
 from polaformer.errors import nearest
 from polaformer.tasks.sequence.datasets import DATASETS, DatasetName
-from polaformer.tasks.sequence.published import MILLISECONDS, TASKS, printed_memory, printed_speedup
+from polaformer.tasks.sequence.published import SPEED, TASKS, printed_memory, printed_speedup
 from polaformer.tasks.sequence.rows import ARENA_ROWS
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class TableLraSpeed:
 
     tasks: tuple[DatasetName, ...] = TASKS
     """Tasks to time."""
-    rows: tuple[str, ...] = ("softmax-materialised", *MILLISECONDS)
+    rows: tuple[str, ...] = ("softmax-materialised", *SPEED)
     """Rows to time, besides softmax (PyTorch's fused kernel); by default those of the paper's table."""
     batch: int = 4
     """Sequences per step; the paper has 16 to 256."""

@@ -1,28 +1,20 @@
 """Image classification as a registered task, with the options of its commands."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from polaformer.tasks.classification.recipe import ClassificationRecipe
-from polaformer.tasks.image_recipe import ImageResume
-from polaformer.tasks.task import (
-    Advance,
-    Audit,
-    CheckOptions,
-    EvaluationOptions,
-    ListedModels,
-    PredictionOptions,
-    Task,
-)
+from polaformer.tasks.image_task import ImageCheck, ImageEvaluation, ImageTask
+from polaformer.tasks.task import ListedModels, PredictionOptions
 
 if TYPE_CHECKING:
     from polaformer.tasks.classification.predictor import Classifier
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassificationEvaluation(EvaluationOptions):
+class ClassificationEvaluation(ImageEvaluation):
     """How to evaluate; by default with the preprocessing stored in the weights file."""
 
     resize: Literal["square", "shorter"] | None = None
@@ -31,10 +23,6 @@ class ClassificationEvaluation(EvaluationOptions):
     """Height and width of the model's input, in pixels; as in training by default."""
     crop_pct: float | None = None
     """Share of the resized image that the centre crop keeps; as in training by default."""
-    on_bad_image: Literal["error", "skip"] = "error"
-    """What to do with an unreadable image: error ends the evaluation, skip leaves it out, counts and lists it."""
-    val_share: float = 0.1
-    """Share of the images to hold out if the data have no validation split; give the value used in training."""
 
     def problems(self) -> list[str]:
         """All problems with the values, one line each."""
@@ -43,7 +31,7 @@ class ClassificationEvaluation(EvaluationOptions):
             found.append(f"--img-size is {self.img_size}; give an integer ≥ 1")
         if self.crop_pct is not None and not 0 < self.crop_pct <= 1:
             found.append(f"--crop-pct is {self.crop_pct}; give a number in (0, 1]")
-        return found + val_share_problems(self.val_share)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,32 +46,13 @@ class ClassificationPrediction(PredictionOptions):
         return [f"--top is {self.top}; give an integer ≥ 1"] * (self.top < 1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClassificationCheck(CheckOptions):
-    """How to read a dataset of images."""
-
-    val_share: float = 0.1
-    """Share of the images to hold out if the data have no validation split; give the value used in training."""
-
-    def problems(self) -> list[str]:
-        """All problems with the values, one line each."""
-        return super().problems() + val_share_problems(self.val_share)
-
-
-def val_share_problems(share: float) -> list[str]:
-    """The problem with a --val-share, if any."""
-    return [f"--val-share is {share}; give a number in [0, 1)"] * (not 0 <= share < 1)
-
-
-class Classification(Task):
+class Classification(ImageTask):
     """Which class an image belongs to."""
 
     name = "classification"
     recipe = ClassificationRecipe
-    resumption = ImageResume
     evaluation = ClassificationEvaluation
     prediction = ClassificationPrediction
-    checking = ClassificationCheck
 
     def predictor(self, weights: Path) -> "Classifier":
         """The classifier in a weights file, ours or a published one."""
@@ -95,17 +64,12 @@ class Classification(Task):
         """Data that no other task reads are treated as labelled images."""
         return True
 
-    def check(
-        self, data: str, options: ClassificationCheck, known: Mapping[str, str] | None, begin: Callable[[int], Advance]
-    ) -> Audit:
-        """Reads every image of all splits."""
+    def audited(self, data: str, options: ImageCheck) -> tuple[Any, Callable[..., Any]]:
+        """The labelled images of all splits."""
         from polaformer.data.audit import audit
         from polaformer.data.sources.opening import open_data
 
-        found = open_data(data, val_share=options.val_share)
-        advance = begin(sum(len(source) for source in found.splits.values()))
-        report = audit(found, known, num_workers=options.num_workers, advance=advance)
-        return Audit(report.parts, [problem._asdict() for problem in report.problems], report.digests)
+        return open_data(data, val_share=options.val_share), audit
 
     def models(self, pattern: str, attention: Sequence[str]) -> ListedModels:
         """The backbones as classifiers, compared with the paper's tables."""

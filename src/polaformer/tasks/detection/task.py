@@ -1,44 +1,32 @@
 """Object detection as a registered task, with the options of its commands."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
-from polaformer.tasks.classification.task import ClassificationCheck, val_share_problems
 from polaformer.tasks.detection.recipe import DetectionRecipe
-from polaformer.tasks.image_recipe import ImageResume
-from polaformer.tasks.task import (
-    Advance,
-    Audit,
-    EvaluationOptions,
-    ListedModels,
-    PredictionOptions,
-    Task,
-)
+from polaformer.tasks.image_task import ImageCheck, ImageEvaluation, ImageTask
+from polaformer.tasks.task import ListedModels, PredictionOptions
 
 if TYPE_CHECKING:
     from polaformer.tasks.detection.predictor import DetectionPredictor
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectionEvaluation(EvaluationOptions):
+class DetectionEvaluation(ImageEvaluation):
     """How to evaluate; by default at the size that the weights file specifies."""
 
     batch_size: int = 1
     """Images per batch, in each process; with 1 results cannot depend on padding."""
     size: int | None = None
     """Length of the shorter side of the images, in pixels; as in training by default."""
-    on_bad_image: Literal["error", "skip"] = "error"
-    """What to do with an unreadable image: error ends the evaluation, skip leaves it out, counts and lists it."""
-    val_share: float = 0.1
-    """Share of the images to hold out if the data have no validation split; give the value used in training."""
     results: Path | None = None
     """Directory for the detections in COCO's results format: boxes.json and, for detectors with masks, masks.json."""
 
     def problems(self) -> list[str]:
         """All problems with the values, one line each."""
-        found = super().problems() + val_share_problems(self.val_share)
+        found = super().problems()
         if self.size is not None and self.size < 1:
             found.append(f"--size is {self.size}; give an integer ≥ 1")
         if self.results is not None and self.results.exists() and not self.results.is_dir():
@@ -64,19 +52,18 @@ class DetectionPrediction(PredictionOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectionCheck(ClassificationCheck):
+class DetectionCheck(ImageCheck):
     """How to read a dataset in COCO's format."""
 
     val_share: float = 0.0
     """Share of the images to hold out if the data have no validation split; 0: none."""
 
 
-class Detection(Task):
+class Detection(ImageTask):
     """Which objects an image shows, and where."""
 
     name = "detection"
     recipe = DetectionRecipe
-    resumption = ImageResume
     evaluation = DetectionEvaluation
     prediction = DetectionPrediction
     checking = DetectionCheck
@@ -93,17 +80,12 @@ class Detection(Task):
 
         return looks_like_coco(data)
 
-    def check(
-        self, data: str, options: DetectionCheck, known: Mapping[str, str] | None, begin: Callable[[int], Advance]
-    ) -> Audit:
-        """Reads the annotations and every image of all splits."""
+    def audited(self, data: str, options: ImageCheck) -> tuple[Any, Callable[..., Any]]:
+        """The images and annotations of all splits."""
         from polaformer.data.sources.coco import open_coco
         from polaformer.data.sources.coco_audit import audit
 
-        found = open_coco(data, val_share=options.val_share)
-        advance = begin(sum(len(source) for source in found.splits.values()))
-        report = audit(found, known, num_workers=options.num_workers, advance=advance)
-        return Audit(report.parts, [problem._asdict() for problem in report.problems], report.digests)
+        return open_coco(data, val_share=options.val_share), audit
 
     def models(self, pattern: str, attention: Sequence[str]) -> ListedModels:
         """The models of all recipes, and their softmax twins."""

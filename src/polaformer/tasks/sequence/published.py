@@ -48,33 +48,34 @@ def printed_accuracy(row: str, task: DatasetName) -> float | None:
     return ROWS[row].accuracies[TASKS.index(task)] if row in ROWS else None
 
 
-# The throughput table. The paper prints no unit; its numbers are batch × N / milliseconds of a training step, counting one of
-# the two documents of Retrieval. Milliseconds per step that follow from them:
-MILLISECONDS: dict[str, dict[DatasetName, float]] = {
-    "softmax": {"image": 356.0, "pathfinder": 189.5, "listops": 163.0, "text": 520.0, "retrieval": 563.5},
-    "kernelized": {"image": 304.0, "pathfinder": 161.5, "listops": 132.0, "text": 400.5, "retrieval": 452.5},
-    "nystrom": {"image": 209.5, "pathfinder": 116.5, "listops": 78.5, "text": 98.5, "retrieval": 132.0},
-    "linformer": {"image": 162.5, "pathfinder": 124.0, "listops": 124.0, "text": 135.0, "retrieval": 154.5},
-    "informer": {"image": 3053.5, "pathfinder": 437.0, "listops": 214.5, "text": 251.5, "retrieval": 458.5},
-    "skyformer": {"image": 284.0, "pathfinder": 175.0, "listops": 104.5, "text": 138.0, "retrieval": 188.0},
-    "pola-a3": {"image": 195.5, "pathfinder": 123.0, "listops": 69.0, "text": 149.5, "retrieval": 190.0},
-}
-# Peak memory relative to softmax. Those of pola on Text and Retrieval are for half batches.
-MEMORY: dict[str, dict[DatasetName, float]] = {
-    "kernelized": {"image": 1.35, "pathfinder": 1.35, "listops": 1.36, "text": 0.68, "retrieval": 1.20},
-    "nystrom": {"image": 0.62, "pathfinder": 0.62, "listops": 0.27, "text": 0.12, "retrieval": 0.22},
-    "linformer": {"image": 0.36, "pathfinder": 0.36, "listops": 0.20, "text": 0.10, "retrieval": 0.18},
-    "informer": {"image": 0.56, "pathfinder": 0.56, "listops": 0.61, "text": 0.34, "retrieval": 0.38},
-    "skyformer": {"image": 0.84, "pathfinder": 0.84, "listops": 0.38, "text": 0.18, "retrieval": 0.33},
-    "pola-a3": {"image": 0.47, "pathfinder": 0.47, "listops": 0.26, "text": 0.067, "retrieval": 0.127},
+class PrintedSpeed(NamedTuple):
+    """A row of the paper's table of throughput, by the columns of TASKS.
+
+    milliseconds: of a training step. The paper prints no unit; its numbers are batch × N / milliseconds, counting one of the
+    two documents of Retrieval. memory: peak, relative to softmax; those of pola on Text and Retrieval are for half batches.
+    """
+
+    milliseconds: tuple[float, float, float, float, float]
+    memory: tuple[float, float, float, float, float]
+
+
+SPEED: dict[str, PrintedSpeed] = {
+    "softmax": PrintedSpeed((520.0, 163.0, 563.5, 189.5, 356.0), (1.0, 1.0, 1.0, 1.0, 1.0)),
+    "kernelized": PrintedSpeed((400.5, 132.0, 452.5, 161.5, 304.0), (0.68, 1.36, 1.2, 1.35, 1.35)),
+    "nystrom": PrintedSpeed((98.5, 78.5, 132.0, 116.5, 209.5), (0.12, 0.27, 0.22, 0.62, 0.62)),
+    "linformer": PrintedSpeed((135.0, 124.0, 154.5, 124.0, 162.5), (0.1, 0.2, 0.18, 0.36, 0.36)),
+    "informer": PrintedSpeed((251.5, 214.5, 458.5, 437.0, 3053.5), (0.34, 0.61, 0.38, 0.56, 0.56)),
+    "skyformer": PrintedSpeed((138.0, 104.5, 188.0, 175.0, 284.0), (0.18, 0.38, 0.33, 0.84, 0.84)),
+    "pola-a3": PrintedSpeed((149.5, 69.0, 190.0, 123.0, 195.5), (0.067, 0.26, 0.127, 0.47, 0.47)),
 }
 
 
 def printed_speedup(row: str, task: DatasetName) -> float | None:
     """How many times more tokens per millisecond than softmax, in the paper's table; None if the row is not in it."""
-    return MILLISECONDS["softmax"][task] / MILLISECONDS[row][task] if row in MILLISECONDS else None
+    column = TASKS.index(task)
+    return SPEED["softmax"].milliseconds[column] / SPEED[row].milliseconds[column] if row in SPEED else None
 
 
 def printed_memory(row: str, task: DatasetName) -> float | None:
     """Peak memory relative to softmax in the paper's table; None if the row is not in it."""
-    return MEMORY.get(row, {}).get(task)
+    return SPEED[row].memory[TASKS.index(task)] if row in SPEED else None
