@@ -36,7 +36,6 @@ SMALL: dict[str, dict[str, Any]] = {
     "reformer": {"chunk": 16},
 }
 DRAWS = 3  # in the check of a stochastic mechanism
-USABLE = 0.8  # of the free memory: a forecast may be too low, and other programs grow too
 FORWARD, BOTH, SAVED = "forward", "both", "saved"  # inference; forward and backward; what is saved between the two
 PASSES, KINDS = (FORWARD, BOTH), (FORWARD, BOTH, SAVED)  # of memory: peaks without the parameters, and bytes
 Known = dict[tuple[str, str], Cost]  # by name and pass (FORWARD or BOTH): the longest that was measured
@@ -106,7 +105,7 @@ def _measure(length: int, blank: Mapping[str, Measurement], settings: BenchSetti
     for name in passes:
         # All cores exist now, each with its parameters: one that fitted alone may not fit any more.
         cost = Cost(length, 0, points[name].sizes[timed] or 0)
-        points[name] = replace(points[name], skipped=cost.skip_reason(length, 1, settings, USABLE))
+        points[name] = replace(points[name], skipped=cost.skip_reason(length, 1, settings))
     calls = {name: one for name, one in passes.items() if points[name].skipped is None}
     announced = replace(settings, on_call=lambda name: settings.on_call(f"{name}, {length} tokens"))
     points = time_in_turns({length: calls}, {length: points}, BASELINE, announced)[length]
@@ -152,7 +151,7 @@ def _measure_memory(
 
 def forecast(before: Cost | None, name: str, length: int, settings: BenchSettings) -> str | None:
     """Why a call at this length is not worth trying, from the cost of a shorter one; None if it is, or if none is known."""
-    return before and before.skip_reason(length, growth(facts(name).cost, before.length, length), settings, USABLE)
+    return before and before.skip_reason(length, growth(facts(name).cost, before.length, length), settings)
 
 
 def growth(cost: str, few: int, many: int) -> float:

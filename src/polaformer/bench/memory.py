@@ -22,11 +22,10 @@ from polaformer.analysis.machine import available_bytes
 from polaformer.bench.contenders import CONTENDERS, FOR_MEMORY, Contender
 from polaformer.bench.correctness import cut, relative_error
 from polaformer.bench.op import check, forecast
-from polaformer.bench.runner import BenchSettings, Measurement
+from polaformer.bench.runner import USABLE, BenchSettings, Measurement
 
 WARM_UP = 256  # tokens: everything is loaded, little is allocated
 FORECAST_NUMBERS = 2**25  # of a map, 128 MB, in the call that a forecast is from
-USABLE = 0.9  # of the free memory
 # Bytes by kind; peaks are those beyond the inputs, of forward alone and of forward and backward.
 SIZES = ("inputs", "saved", "forward_allocated", "both_allocated", "forward_resident", "both_resident")
 ENVIRONMENT = {
@@ -52,7 +51,7 @@ def benchmark(shape: Shape, contenders: Mapping[str, Contender], settings: Bench
     found = {name: Measurement(errors.get(name)) for name in contenders}
     right = {name: contenders[name] for name, row in found.items() if row.correct}
     short = cut(shape, max(1, isqrt(FORECAST_NUMBERS // (shape[0] * shape[1]))))
-    reasons = forecast(right, shape, short, replace(settings, backward=True), USABLE)
+    reasons = forecast(right, shape, short, replace(settings, backward=True))
     for name in right:
         settings.on_call(name)
         free = available_bytes() if settings.device == "cpu" else None

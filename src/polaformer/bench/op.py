@@ -92,9 +92,7 @@ def check(
     return errors, notes
 
 
-def forecast(
-    contenders: Mapping[str, Contender], shape: Shape, short: Shape, settings: BenchSettings, usable: float = 1.0
-) -> dict[str, str]:
+def forecast(contenders: Mapping[str, Contender], shape: Shape, short: Shape, settings: BenchSettings) -> dict[str, str]:
     """Why contenders are not worth trying, by name: one call would take too long or more memory than is free.
 
     Judged by a call at the shape with fewer tokens, `short`; time grows as matmuls do, memory as tokens or maps do. A compiled
@@ -109,7 +107,7 @@ def forecast(
             size = allocated_peak(one, settings.device)  # this call also warms up
             growth = contender.flops(shape) / contender.flops(short)
             cost = Cost(short[2], quickest(one, settings.seconds / growth), size, 2.0 if contender.holds_maps else 1.0)
-            found[name] = cost.skip_reason(shape[2], growth, settings, usable)
+            found[name] = cost.skip_reason(shape[2], growth, settings)
     found |= {name: found.get(BASELINE) for name, one in contenders.items() if one.is_compiled}
     return {name: reason for name, reason in found.items() if reason is not None}
 

@@ -21,6 +21,7 @@ from polaformer.bench.correctness import TOLERANCE
 
 MAX_NOISY = 0.25  # share of the rows whose interval may be wider than analysis.timing.MAX_SPREAD
 TOO_NOISY = "too noisy"
+USABLE = 0.8  # of the free memory: a forecast may be too low, and other programs grow too
 
 
 @dataclass(frozen=True)
@@ -227,15 +228,12 @@ class Cost(NamedTuple):
             return cls(length, seconds, size)
         return cls(length, seconds, size, max(1.0, log(size / before.size) / log(length / before.length)))
 
-    def skip_reason(self, length: int, growth: float, settings: BenchSettings, usable: float = 1.0) -> str | None:
-        """Why a call at this length, which takes `growth` times as long, is not worth trying; None if it is.
-
-        usable: the share of the free memory that it may use.
-        """
+    def skip_reason(self, length: int, growth: float, settings: BenchSettings) -> str | None:
+        """Why a call at this length, which takes `growth` times as long, is not worth trying; None if it is."""
         size, seconds = min(growth, (length / self.length) ** self.exponent) * self.size, growth * self.seconds
         free = torch.cuda.mem_get_info()[0] if settings.device == "cuda" else available_bytes()
-        if free is not None and size > usable * free:
-            return f"would need about {_rounded(size / 1e9)} GB of memory, {_rounded(usable * free / 1e9)} GB may be used"
+        if free is not None and size > USABLE * free:
+            return f"would need about {_rounded(size / 1e9)} GB of memory, {_rounded(USABLE * free / 1e9)} GB may be used"
         return f"would take about {_rounded(seconds)} s" if seconds > settings.seconds else None
 
 
