@@ -17,14 +17,12 @@ from polaformer.bench.attention import (
     BOTH,
     FORWARD,
     SMALL,
-    MechanismCurve,
-    MechanismMeasurement,
     benchmark,
     build,
     core_pass,
     relative_error,
 )
-from polaformer.bench.runner import BenchSettings, Cost
+from polaformer.bench.runner import BenchSettings, Cost, LengthCurve, Measurement
 
 TINY = BenchSettings(num_heads=2, width=8, rounds=1, seconds=60.0)  # one: several may disagree, and are then refused
 
@@ -63,7 +61,10 @@ def test_a_wrong_mechanism_gets_no_number_and_comes_last(register: Callable[[str
     rows = benchmark([16, 32], ["a wrong one", "softmax"], TINY)
     assert list(rows) == ["softmax", "a wrong one"]
     assert not rows["a wrong one"].correct
-    assert all(point == MechanismMeasurement(rows["a wrong one"].error) for point in rows["a wrong one"].points.values())
+    assert all(
+        point == Measurement(rows["a wrong one"].error, tolerances=(1e-4, 1e-4))
+        for point in rows["a wrong one"].points.values()
+    )
 
 
 def test_a_row_has_time_speedup_and_three_kinds_of_memory_at_every_length() -> None:
@@ -74,17 +75,17 @@ def test_a_row_has_time_speedup_and_three_kinds_of_memory_at_every_length() -> N
         for point in row.points.values():
             assert point.timing is not None
             assert len(point.timing.samples) == 1
-            assert 0 < (point.forward_bytes or 0) < (point.both_bytes or 0)
+            assert 0 < (point.sizes["forward"] or 0) < (point.sizes["both"] or 0)
             assert (point.saved_bytes or 0) > 0
         assert row.slope() is not None
-        assert (row.slope("forward_bytes") or 0) > 0
+        assert (row.slope("forward") or 0) > 0
     assert rows["softmax"].points[16].speedup == Ratio(1.0, 1.0, 1.0, 1)
-    assert rows["linformer"].points[32].parameter_bytes == 4 * 2 * 128 * 32
+    assert rows["linformer"].points[32].sizes["parameter"] == 4 * 2 * 128 * 32
     last = [row.points[32].speedup for row in rows.values()]
     assert last == sorted(last, reverse=True)  # type: ignore[type-var]
     # Correctness of all before anything is measured.
     assert told[:4] == ["checking linear", "checking linformer", "checking softmax", "memory: linear, 16 tokens"]
-    record = rows["linformer"].as_record()
+    record = attention.as_record(rows["linformer"])
     known = {"cost": "linear", "approximates": "softmax", "stochastic": False, "cross": True}
     assert record["facts"] == known | {"together": False, "needs_length": True}
     assert record["lengths"]["32"]["time"]["rounds"] == 1
@@ -147,7 +148,7 @@ def test_what_is_skipped_says_why_and_is_not_built(monkeypatch: pytest.MonkeyPat
     assert list(rows) == ["linear", "synthesizer"]
     point = rows["synthesizer"].points[4096]
     assert point.timing is None
-    assert (point.forward_bytes, point.both_bytes, point.saved_bytes) == (None, None, None)
+    assert point.sizes == {}
     assert set(point.reasons) == {FORWARD, BOTH}
     assert "GB may be used" in point.reasons[FORWARD]
     assert ("synthesizer", 4096) not in made
@@ -175,13 +176,13 @@ def test_a_length_that_is_too_noisy_has_no_numbers_but_its_memory(
         for point in row.points.values():
             assert (point.timing, point.speedup, point.rank) == (None, None, None)
             assert point.reasons[FORWARD] == f"too noisy: {told}"
-            assert (point.forward_bytes or 0) > 0
+            assert (point.sizes["forward"] or 0) > 0
 
 
 def test_rows_without_a_time_at_the_longest_length_come_after_those_with_one() -> None:
-    def row(*medians: float | None) -> MechanismCurve:
+    def row(*medians: float | None) -> LengthCurve:
         times = [None if median is None else Timing((median,), 0.0) for median in medians]
-        return MechanismCurve({n: MechanismMeasurement(0.0, timing) for n, timing in enumerate(times)}, Facts("linear"))
+        return LengthCurve({n: Measurement(0.0, timing) for n, timing in enumerate(times)}, Facts("linear"))
 
     rows = {"late": row(1.0, None), "later": row(2.0, None), "slow": row(9.0, 8.0), "fast": row(9.0, 7.0)}
     assert sorted(rows, key=lambda name: attention._slowness(rows[name])) == ["fast", "slow", "late", "later"]

@@ -10,7 +10,7 @@ from polaformer.analysis import timing
 from polaformer.analysis.timing import Ratio, Timing
 from polaformer.bench import runner
 from polaformer.bench.contenders import BASELINE, CONTENDERS, Contender
-from polaformer.bench.op import benchmark, curves
+from polaformer.bench.op import as_record, benchmark, curves
 from polaformer.bench.runner import BenchSettings, LengthCurve, Measurement
 from polaformer.ops.polarity import reference
 
@@ -47,7 +47,7 @@ def test_curves_have_a_time_at_every_length_and_one_of_their_own_for_each_conten
     assert told[:2] == [f"checking {name}" for name in contenders]
     assert told[2:6] == all_of_them
     assert sorted(told[2:]) == sorted(3 * all_of_them)
-    assert found[LINEAR].as_record()["times"]["16"]["rounds"] == 2
+    assert as_record(found[LINEAR])["times"]["16"]["rounds"] == 2
 
 
 def test_a_wrong_contender_gets_no_curve() -> None:

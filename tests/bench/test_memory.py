@@ -15,11 +15,11 @@ def test_a_probe_measures_in_a_process_of_its_own() -> None:
     found = probe("softmax (materialised)", shape, "cpu", 1, None)
     assert found.skipped is None
     assert (found.error or 1.0) < 1e-5
-    assert found.inputs == 4 * (4 * 2 * 1024 * 16 + 2 * 16)
+    assert found.sizes["inputs"] == 4 * (4 * 2 * 1024 * 16 + 2 * 16)
     a_map = 4 * 2 * 1024**2
-    for peak in (found.forward_allocated, found.forward_resident):
+    for peak in (found.sizes["forward_allocated"], found.sizes["forward_resident"]):
         assert 1.95 * a_map <= (peak or 0) <= 2.5 * a_map  # resident: some pages were there already
-    assert (found.both_allocated or 0) > (found.forward_allocated or 0)
+    assert (found.sizes["both_allocated"] or 0) > (found.sizes["forward_allocated"] or 0)
     assert a_map < (found.saved_bytes or 0) < 1.5 * a_map
 
 
@@ -27,7 +27,7 @@ def test_a_probe_measures_in_a_process_of_its_own() -> None:
 def test_a_probe_that_runs_out_of_memory_says_so() -> None:
     found = probe("softmax (materialised)", (1, 4, 16384, 8), "cpu", 1, 3 * 2**30)
     assert found.skipped == "out of memory"
-    assert found.forward_allocated is None
+    assert found.sizes == {}
 
 
 def test_a_probe_that_takes_too_long_or_dies_says_so() -> None:

@@ -152,12 +152,12 @@ def test_memory_shows_ratios_first_and_a_dead_process_in_its_place(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from polaformer.bench import memory
-    from polaformer.bench.memory import MemoryMeasurement
+    from polaformer.bench.runner import Measurement
 
     measured = memory.probe
 
     def probe(name, *question, **options):  # type: ignore[no-untyped-def]
-        return MemoryMeasurement(skipped="out of memory") if "materialised" in name else measured(name, *question, **options)
+        return Measurement(skipped="out of memory") if "materialised" in name else measured(name, *question, **options)
 
     monkeypatch.setattr(memory, "probe", probe)
     code, out, _ = run(MEMORY, capsys)
@@ -173,11 +173,11 @@ def test_memory_by_length_draws_a_figure(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from polaformer.bench import memory
-    from polaformer.bench.memory import MemoryMeasurement
+    from polaformer.bench.runner import Measurement
 
     def probe(name, shape, *_, **__):  # type: ignore[no-untyped-def]
-        peaks = {name: shape[2] * n for n, name in enumerate(memory.PEAKS, start=2)}
-        return MemoryMeasurement(1e-7, inputs=1, saved_bytes=shape[2], **peaks)
+        sizes = {name: shape[2] * n for n, name in enumerate(memory.SIZES)}
+        return Measurement(1e-7, sizes=sizes)
 
     monkeypatch.setattr(memory, "probe", probe)
     code, out, _ = run(["bench", "memory", "--lengths", "64", "128", "--figure", "memory.png", "--json"], capsys)

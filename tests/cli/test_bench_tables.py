@@ -3,7 +3,8 @@
 import pytest
 
 from polaformer.analysis.timing import Ratio, Timing
-from polaformer.bench.op import OpMeasurement, OpResult
+from polaformer.bench.op import OpResult
+from polaformer.bench.runner import Measurement
 from polaformer.cli.bench_op import shape_tables
 from polaformer.cli.bench_tables import ratio_text
 from polaformer.cli.output import print_all
@@ -16,7 +17,7 @@ def _result(speedups: dict[str, float], saved: int | None) -> OpResult:
     rows = {}
     for name, speedup in speedups.items():
         over = Ratio.of([speedups[OURS] / speedup])
-        rows[name] = OpMeasurement(1e-7, timing, Ratio.of([speedup]), saved_bytes=saved, fastest_over=over)
+        rows[name] = Measurement(1e-7, timing, Ratio.of([speedup]), sizes={"saved": saved}, fastest_over=over)
     return OpResult(rows, None, OURS, [])
 
 

@@ -37,10 +37,8 @@ def grouped(names: Sequence[str]) -> dict[str, list[str]]:
 
 def save_mechanisms(path: Path, mechanisms: Mapping[str, "runner.LengthCurve"], *, title: str) -> None:
     """Time above, memory below, against the number of tokens on logarithmic axes; softmax and pola in every panel."""
-    times, memory = (
-        {name: {n: getattr(point, attribute) for n, point in one.points.items()} for name, one in mechanisms.items()}
-        for attribute in ("median", "forward_bytes")
-    )
+    times = {name: {n: point.median for n, point in one.points.items()} for name, one in mechanisms.items()}
+    memory = {name: {n: point.sizes.get("forward") for n, point in one.points.items()} for name, one in mechanisms.items()}
     with style():
         figure = new_figure(12.0, 7.4)
         figure.suptitle(title, fontsize=10, x=0.01, ha="left")

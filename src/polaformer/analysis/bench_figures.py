@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from polaformer.bench import runner
-    from polaformer.bench.memory import MemoryMeasurement
 
 Line = Mapping[int, float | None]  # by number of tokens or pixels; None: not measured
 MARKERS = "osD^vPX"
@@ -36,13 +35,13 @@ def save_times(path: Path, curves: Mapping[str, "runner.LengthCurve"], *, title:
         figure.savefig(path)
 
 
-def save_memory(path: Path, found: Mapping[int, Mapping[str, "MemoryMeasurement"]], *, peak: str, title: str) -> None:
+def save_memory(path: Path, found: Mapping[int, Mapping[str, "runner.Measurement"]], *, peak: str, title: str) -> None:
     """MiB against the number of tokens: one panel per kind of memory, one line per contender.
 
     found: the measurements by number of tokens, then by contender; peak: the kind that is drawn, "allocated" or "resident".
     """
     kinds = {
-        "saved_bytes": "saved for backward, including inputs",
+        "saved": "saved for backward, including inputs",
         f"forward_{peak}": f"forward, {peak} beyond the inputs",
         f"both_{peak}": f"forward and backward, {peak}",
     }
@@ -50,7 +49,7 @@ def save_memory(path: Path, found: Mapping[int, Mapping[str, "MemoryMeasurement"
     for kind, label in kinds.items():
         for length, rows in found.items():
             for name, one in rows.items():
-                size = getattr(one, kind)
+                size = one.sizes.get(kind)
                 panels[label].setdefault(name, {})[length] = None if size is None else size / 2**20
     _save_panels(path, panels, title, "number of tokens N", "MiB", size=(3.6 * len(panels), 4.6), sharey=True)
 

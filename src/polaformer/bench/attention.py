@@ -8,7 +8,7 @@ The registry of polaformer.attention is compared: a mechanism is measured by bei
 import time
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import log
 from typing import Any
 
@@ -19,7 +19,6 @@ from polaformer.analysis.agreement import CallInputs, Pass, differences, random_
 from polaformer.analysis.call_memory import allocated_peak, saved_bytes
 from polaformer.analysis.timing import quickest
 from polaformer.attention import create, facts
-from polaformer.attention.core import Facts
 from polaformer.bench.runner import BenchSettings, Cost, LengthCurve, Measurement, seeded, time_in_turns
 
 BASELINE = "softmax"
@@ -37,51 +36,11 @@ SMALL: dict[str, dict[str, Any]] = {
     "reformer": {"chunk": 16},
 }
 DRAWS = 3  # in the check of a stochastic mechanism
-USABLE = 0.8  # of the free memory: a forecast may be too low, and other programs grow too
 FORWARD, BOTH, SAVED = "forward", "both", "saved"  # inference; forward and backward; what is saved between the two
-PASSES, KINDS = (FORWARD, BOTH), (FORWARD, BOTH, SAVED)  # of memory
+PASSES, KINDS = (FORWARD, BOTH), (FORWARD, BOTH, SAVED)  # of memory: peaks without the parameters, and bytes
 Known = dict[tuple[str, str], Cost]  # by name and pass (FORWARD or BOTH): the longest that was measured
 # The keys of the record's "facts", and the facts that they name.
 FACTS = {name: name for name in ("cost", "approximates", "stochastic", "cross", "needs_length")} | {"together": "mixes_queries"}
-
-
-@dataclass(frozen=True)
-class MechanismMeasurement(Measurement):
-    """What was measured of one mechanism at one length; the baseline is softmax."""
-
-    timed: str = FORWARD  # which pass the timing is of
-    forward_bytes: int | None = None  # peaks, without the parameters
-    both_bytes: int | None = None
-    parameter_bytes: int | None = None
-    untried: dict[str, str] = field(default_factory=dict)  # by FORWARD and BOTH: why its memory was not measured
-    tolerance = TOLERANCE
-    keys = ("speedup", "rank", "forward_bytes", "both_bytes", "saved_bytes", "parameter_bytes")
-
-    @property
-    def reasons(self) -> dict[str, str]:
-        """Why there is no number, by FORWARD and BOTH."""
-        return self.untried | ({self.timed: self.skipped} if self.skipped else {})
-
-    def as_record(self) -> dict[str, Any]:
-        """The point for JSON."""
-        record = super().as_record()
-        return {"time": self.timing and self.timing.as_record(), **record, "skipped": self.reasons}
-
-
-@dataclass(frozen=True)
-class MechanismCurve(LengthCurve):
-    """What was measured of one mechanism."""
-
-    points: Mapping[int, MechanismMeasurement]
-    facts: Facts
-
-    def as_record(self) -> dict[str, Any]:
-        """The row for JSON."""
-        slopes = {"time": self.slope()} | {kind: self.slope(f"{kind}_bytes") for kind in KINDS}
-        points = {str(n): point.as_record() for n, point in self.points.items()}
-        found = {"correct": self.correct, "error": self.error, "slopes": slopes, "lengths": points}
-        known = {name: getattr(self.facts, fact) for name, fact in FACTS.items()}
-        return {"facts": known, **found}
 
 
 def build(name: str, length: int, settings: BenchSettings, **options: Any) -> nn.Module:
@@ -98,7 +57,7 @@ def core_pass(core: nn.Module, inputs: CallInputs, *, backward: bool) -> Pass:
     return Pass(lambda q, k, v, _: core(q, k, v), inputs, backward, tuple(core.parameters()))
 
 
-def benchmark(lengths: Sequence[int], names: Sequence[str], settings: BenchSettings) -> dict[str, MechanismCurve]:
+def benchmark(lengths: Sequence[int], names: Sequence[str], settings: BenchSettings) -> dict[str, LengthCurve]:
     """A row for each mechanism, fastest first: check all of them, then measure them interleaved at each length, ascending.
 
     A mechanism that would take longer than settings.seconds for one call, or more memory than is free, judging by its growth
@@ -108,16 +67,14 @@ def benchmark(lengths: Sequence[int], names: Sequence[str], settings: BenchSetti
     lengths, points = sorted(set(lengths)), {}
     for name in names:
         settings.on_call(f"checking {name}")
-        points[name] = MechanismMeasurement(
-            relative_error(name, settings, min(lengths[-1], SHORT)), timed=PASSES[settings.backward]
-        )
+        points[name] = Measurement(relative_error(name, settings, min(lengths[-1], SHORT)), tolerances=(TOLERANCE, TOLERANCE))
     right = {name: point for name, point in points.items() if point.correct}
     known: Known = {}
     allocated_peak(lambda: None)  # the profiler's first start takes seconds
     for probe in (n for n in PROBES if n < lengths[0]):  # so that the first length has a previous one too
         _measure_memory(probe, right, settings, known)
     found = {n: points | _measure(n, right, settings, known) for n in lengths}
-    rows = {name: MechanismCurve({n: found[n][name] for n in lengths}, facts(name)) for name in names}
+    rows = {name: LengthCurve({n: found[n][name] for n in lengths}, facts(name)) for name in names}
     return {name: rows[name] for name in sorted(rows, key=lambda name: _slowness(rows[name]))}
 
 
@@ -142,59 +99,59 @@ def relative_error(name: str, settings: BenchSettings, length: int) -> float:
     return float(errors.median(dim=1).values.max())  # NaN wins in both
 
 
-def _measure(
-    length: int, blank: Mapping[str, MechanismMeasurement], settings: BenchSettings, known: Known
-) -> dict[str, MechanismMeasurement]:
+def _measure(length: int, blank: Mapping[str, Measurement], settings: BenchSettings, known: Known) -> dict[str, Measurement]:
     """The blank points with what is measured at this length; updates `known`."""
     timed, (points, passes) = PASSES[settings.backward], _measure_memory(length, blank, settings, known)
     for name in passes:
         # All cores exist now, each with its parameters: one that fitted alone may not fit any more.
-        cost = Cost(length, 0, getattr(points[name], f"{timed}_bytes"))
-        points[name] = replace(points[name], skipped=cost.skip_reason(length, 1, settings, USABLE))
+        cost = Cost(length, 0, points[name].sizes[timed] or 0)
+        points[name] = replace(points[name], skipped=cost.skip_reason(length, 1, settings))
     calls = {name: one for name, one in passes.items() if points[name].skipped is None}
     announced = replace(settings, on_call=lambda name: settings.on_call(f"{name}, {length} tokens"))
     points = time_in_turns({length: calls}, {length: points}, BASELINE, announced)[length]
     for name, point in points.items():
         if point.timing is not None and point.timing.best is not None:
             known[name, timed] = known[name, timed]._replace(seconds=point.timing.best)
+        if point.skipped is not None:
+            points[name] = replace(point, reasons={**point.reasons, timed: point.skipped})
     return points
 
 
 def _measure_memory(
-    length: int, blank: Mapping[str, MechanismMeasurement], settings: BenchSettings, known: Known
-) -> tuple[dict[str, MechanismMeasurement], dict[str, Pass]]:
+    length: int, blank: Mapping[str, Measurement], settings: BenchSettings, known: Known
+) -> tuple[dict[str, Measurement], dict[str, Pass]]:
     """The blank points with their memory, and the passes to be timed of those that were tried; updates `known`."""
-    points, passes = {}, {}
+    points, passes, timed = {}, {}, PASSES[settings.backward]
     inputs = random_inputs(settings.shape(length), device=settings.device)
     for name, point in blank.items():
         settings.on_call(f"memory: {name}, {length} tokens")
-        reasons = {kind: forecast(known.get((name, kind)), name, length, settings) for kind in PASSES}
-        reasons[BOTH] = reasons[FORWARD] or reasons[BOTH]  # no backward without forward
-        untried = {kind: reason for kind, reason in reasons.items() if reason is not None}
-        points[name] = replace(point, untried=untried, skipped=untried.get(point.timed))
-        if FORWARD in untried:
+        foretold = {kind: forecast(known.get((name, kind)), name, length, settings) for kind in PASSES}
+        foretold[BOTH] = foretold[FORWARD] or foretold[BOTH]  # no backward without forward
+        reasons = {kind: reason for kind, reason in foretold.items() if reason is not None}
+        points[name] = replace(point, reasons=reasons, skipped=reasons.get(timed))
+        if FORWARD in reasons:
             continue
         core = build(name, length, settings)
-        weights, found = [*core.parameters(), *core.buffers()], dict[str, Any]()
-        held = found["parameter_bytes"] = sum(x.nbytes for x in weights)
-        tried = {kind: core_pass(core, inputs, backward=kind == BOTH) for kind in PASSES if kind not in untried}
+        weights = [*core.parameters(), *core.buffers()]
+        sizes = {"parameter": sum(x.nbytes for x in weights)}
+        tried = {kind: core_pass(core, inputs, backward=kind == BOTH) for kind in PASSES if kind not in reasons}
         for kind, one in tried.items():
             start = time.perf_counter()
-            peak = found[f"{kind}_bytes"] = allocated_peak(one, settings.device)
+            sizes[kind] = allocated_peak(one, settings.device)
             taken = time.perf_counter() - start
             seconds = taken if taken > 1 else quickest(one, 0.1)  # beyond a second the profiler's overhead is negligible
-            known[name, kind] = Cost.after(known.get((name, kind)), length, seconds, peak + held)
+            known[name, kind] = Cost.after(known.get((name, kind)), length, seconds, sizes[kind] + sizes["parameter"])
         if BOTH in tried:
-            found["saved_bytes"] = saved_bytes(tried[BOTH].recorded, apart_from=weights)
-        if point.timed in tried:
-            passes[name] = tried[point.timed]
-        points[name] = replace(points[name], **found)
+            sizes[SAVED] = saved_bytes(tried[BOTH].recorded, apart_from=weights)
+        if timed in tried:
+            passes[name] = tried[timed]
+        points[name] = replace(points[name], sizes=sizes)
     return points, passes
 
 
 def forecast(before: Cost | None, name: str, length: int, settings: BenchSettings) -> str | None:
     """Why a call at this length is not worth trying, from the cost of a shorter one; None if it is, or if none is known."""
-    return before and before.skip_reason(length, growth(facts(name).cost, before.length, length), settings, USABLE)
+    return before and before.skip_reason(length, growth(facts(name).cost, before.length, length), settings)
 
 
 def growth(cost: str, few: int, many: int) -> float:
@@ -203,7 +160,19 @@ def growth(cost: str, few: int, many: int) -> float:
     return {"linear": times, "n log n": times * log(max(many, 2)) / log(max(few, 2)), "quadratic": times**2}[cost]
 
 
-def _slowness(row: MechanismCurve) -> list[tuple[bool, float]]:
+def as_record(curve: LengthCurve) -> dict[str, Any]:
+    """The curve for JSON."""
+    points = {}
+    for n, point in curve.points.items():
+        sizes = {f"{kind}_bytes": point.sizes.get(kind) for kind in (*KINDS, "parameter")}
+        time = point.timing and point.timing.as_record()
+        points[str(n)] = {"time": time, **point.as_record("speedup", "rank"), **sizes, "skipped": point.reasons}
+    known = {name: getattr(curve.facts, fact) for name, fact in FACTS.items()}
+    slopes = {"time": curve.slope()} | {kind: curve.slope(kind) for kind in KINDS}
+    return {"facts": known, "correct": curve.correct, "error": curve.error, "slopes": slopes, "lengths": points}
+
+
+def _slowness(row: LengthCurve) -> list[tuple[bool, float]]:
     """Sort key: the time at the longest length relative to softmax; rows without one come last, by the next shorter length."""
     times = {n: 1 / point.speedup.median if point.speedup else point.median for n, point in row.points.items()}
     return [(not row.correct, 0.0), *((one is None, one or 0.0) for one in reversed(times.values()))]

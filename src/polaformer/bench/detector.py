@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from polaformer.attention.layer.published_layer import as_published
-from polaformer.bench.model import OURS, PUBLISHED, TWIN, ModelMeasurement, Step, compare, make_attention_matter
-from polaformer.bench.runner import BenchSettings, seeded
+from polaformer.bench.model import OURS, PUBLISHED, TWIN, Step, compare, make_attention_matter
+from polaformer.bench.runner import BenchSettings, Measurement, seeded
 from polaformer.ops.grid import Grid
 from polaformer.tasks.detection.cascade import CascadeMaskRCNN
 from polaformer.tasks.detection.description import DetectorDescription
@@ -23,20 +23,19 @@ NUM_CLASSES, NUM_OBJECTS, NUM_REGIONS = 80, 8, 1000
 
 def benchmark(
     part: Part, detector: str, backbone: str, size: Grid, settings: BenchSettings
-) -> tuple[dict[str, ModelMeasurement], list[str]]:
+) -> tuple[dict[str, Measurement], list[str]]:
     """Rows of ours and its rivals on random images of that (height, width), and notes.
 
     What the backbone computes must agree with the same parameters computed as published.
     """
     models = build(detector, backbone, settings.device)
     images = torch.randn(settings.batch, 3, *size, generator=torch.Generator().manual_seed(0)).to(settings.device)
-    steps: dict[str, dict[str, Step]] = {"backbone": {}, "detector": {}}
-    for key, model in models.items():
+    for model in models.values():
         model.train(settings.backward)
-        steps["backbone"][key] = BackboneStep(model, images, settings.backward)
-        steps["detector"][key] = DetectorStep(model, images, settings.backward)
-    checked = [steps["backbone"][key] for key in (OURS, PUBLISHED)]
-    return compare(steps[part], settings, checked=checked)
+    inside = {key: BackboneStep(model, images, settings.backward) for key, model in models.items()}
+    whole = {key: DetectorStep(model, images, settings.backward) for key, model in models.items()}
+    checked = (inside[OURS], inside[PUBLISHED])
+    return compare({**inside} if part == "backbone" else {**whole}, settings, checked=checked)
 
 
 def build(detector: str, backbone: str, device: str = "cpu") -> dict[str, Detector]:

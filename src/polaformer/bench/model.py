@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polaformer.analysis.call_memory import saved_bytes
-from polaformer.analysis.timing import quickest, slowdown
+from polaformer.analysis.timing import quickest
 from polaformer.attention import PolaAttention
 from polaformer.attention.layer.gate import LinearGate
 from polaformer.attention.layer.published_layer import as_published
@@ -24,6 +24,8 @@ from polaformer.bench.runner import BenchSettings, Cost, Measurement, seeded, ti
 OURS, PUBLISHED, TWIN = "ours", "published form", "softmax twin"
 LOGITS_TOLERANCE = 1e-4  # ours and the published form add in different orders, layer after layer
 GRADIENTS_TOLERANCE = 1e-3
+# Of the record of a row, besides the error of the logits: attributes of a Measurement.
+KEYS = ("correct", "skipped", "gradients_error", "images_per_second", "saved_bytes", "timing", "speedup", "saved_ratio")
 WHILE_BACKWARD = 1.5  # the peak of a training step relative to what is saved for backward, about
 
 # timm's model of the same family and size; it has no PVT of the first version, and Swin at 384 pixels only as base.
@@ -33,33 +35,9 @@ TIMM |= {f"deit_{size}": f"deit_{size}_patch16_224" for size in ("tiny", "small"
 TIMM |= {f"pvt_v2_b{number}": f"pvt_v2_b{number}" for number in range(6)}
 
 
-@dataclass(frozen=True)
-class ModelMeasurement(Measurement):
-    """What was measured of one model at one image size; ratios are those of ours to it, or of its time to that of ours."""
-
-    batch: int = 1
-    logits_error: float | None = None  # of ours and of the compiled form: relative difference from the published form …
-    gradients_error: float | None = None  # … and that of the gradients of all parameters together, in a training step
-    keys = (
-        *("correct", "skipped", "logits_error", "gradients_error", "images_per_second", "saved_bytes"),
-        *("timing", "speedup", "saved_ratio"),
-    )
-
-    @property
-    def correct(self) -> bool:
-        """Whether it agrees with the published form as far as they were compared."""
-        found = ((self.logits_error, LOGITS_TOLERANCE), (self.gradients_error, GRADIENTS_TOLERANCE))
-        return all(error is None or error <= tolerance for error, tolerance in found)  # NaN does not pass
-
-    @property
-    def images_per_second(self) -> float | None:
-        """By the median."""
-        return self.batch / self.median if self.median else None
-
-
 def benchmark(
     size: int, name: str, settings: BenchSettings, *, with_compiled: bool = False, **options: Any
-) -> tuple[dict[str, ModelMeasurement], list[str]]:
+) -> tuple[dict[str, Measurement], list[str]]:
     """Rows of ours and its rivals, in float32, and notes: inference, or a training step (forward and backward).
 
     Checks that ours agrees with the same parameters computed as published, forecasts, and times all interleaved. options are
@@ -73,15 +51,16 @@ def benchmark(
 
 
 def compare(
-    steps: "dict[str, Step]", settings: BenchSettings, *, with_compiled: bool = False, checked: "list[Step] | None" = None
-) -> tuple[dict[str, ModelMeasurement], list[str]]:
+    steps: "dict[str, Step]", settings: BenchSettings, *, with_compiled: bool = False, checked: "Sequence[Step]" = ()
+) -> tuple[dict[str, Measurement], list[str]]:
     """The rows of the steps, and notes: check, forecast, time all of them interleaved.
 
     checked: steps of ours and of the published form to compare instead of those that are timed.
     """
-    notes, rows = list[str](), dict.fromkeys(steps, ModelMeasurement(batch=settings.batch))
+    blank = Measurement(work=settings.batch, tolerances=(LOGITS_TOLERANCE, GRADIENTS_TOLERANCE))
+    notes, rows = list[str](), dict.fromkeys(steps, blank)
     pair = [replace(one, images=one.images[:2]) for one in checked or (steps[OURS], steps[PUBLISHED])]
-    rows[OURS] = check(check(rows[OURS], *pair), *(replace(step, train=False) for step in pair))
+    rows[OURS] = check(check(blank, *pair), *(replace(step, train=False) for step in pair))
     rows = {key: replace(row, skipped=forecast(steps[key], settings)) for key, row in rows.items()}
     if with_compiled and rows[PUBLISHED].skipped is None:
         steps[COMPILED] = step = replace(steps[PUBLISHED], model=cast(nn.Module, compiled(steps[PUBLISHED].model)))
@@ -89,19 +68,20 @@ def compare(
             step()  # compiles
             rows[COMPILED] = check(rows[PUBLISHED], step, steps[PUBLISHED])  # as it is timed: others would compile again
     calls = {key: steps[key] for key, row in rows.items() if row.correct and row.skipped is None}
-    saved = {key: step.saved_bytes() for key, step in calls.items()} if settings.backward else {}
-    rows = time_in_turns({0: calls}, {0: rows}, OURS, settings)[0]
-    for key, row in rows.items():
-        ratio = saved[OURS] / saved[key] if key in saved and OURS in saved and saved[key] else None
-        speedup = slowdown(row.timing, rows[OURS].timing)
-        rows[key] = replace(row, speedup=speedup, saved_bytes=saved.get(key), saved_ratio=ratio)
-    return rows, notes
+    for key, step in calls.items() if settings.backward else ():
+        rows[key] = replace(rows[key], sizes={"saved": step.saved_bytes()})
+    return time_in_turns({0: calls}, {0: rows}, OURS, settings, inverse=True)[0], notes
 
 
-def check(row: ModelMeasurement, step: "Step", published: "Step") -> ModelMeasurement:
+def check(row: Measurement, step: "Step", published: "Step") -> Measurement:
     """The row with how far the logits, or in a training step the gradients, are from those computed as published."""
     error = _relative(step(), published())
-    return replace(row, gradients_error=error) if step.train else replace(row, logits_error=error)
+    return replace(row, gradients_error=error) if step.train else replace(row, error=error)
+
+
+def as_record(row: Measurement) -> dict[str, Any]:
+    """The row for JSON; ratios are those of ours to it, or of its time to that of ours."""
+    return {"logits_error": row.error, **row.as_record(*KEYS)}
 
 
 def forecast(step: "Step", settings: BenchSettings) -> str | None:

@@ -8,7 +8,7 @@ of tokens, at all lengths together, which shows where softmax departs from linea
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,29 +23,15 @@ from polaformer.bench.runner import BenchSettings, Cost, LengthCurve, Measuremen
 
 SGEMM, SGEMM_SIZE = "sgemm", 2048
 MIN_FLOPS = 10**8  # per call: below it the cost of calls dominates, and a share of sgemm's rate means nothing
+# Of the record of a row: attributes of a Measurement.
+KEYS = ("correct", "error", "speedup", "timing", "skipped", "gflops", "share_of_sgemm", "saved_bytes", "saved_ratio")
 BACKWARD = 3  # forward and backward take this many times the matmuls of forward; recomputation is not counted
-
-
-@dataclass(frozen=True)
-class OpMeasurement(Measurement):
-    """What was measured of one contender at one shape; the baseline is the published form."""
-
-    flops: int | None = None  # of one call, matmuls alone
-    fastest_over: Ratio | None = None  # how many times longer it takes than our fastest
-    share_of_sgemm: float | None = None  # of the rate of a large matmul timed in the same rounds; best by best
-    keys = ("correct", "error", "speedup", "timing", "skipped", "gflops", "share_of_sgemm", "saved_bytes", "saved_ratio")
-
-    @property
-    def gflops(self) -> float | None:
-        """Billions of operations per second, at best."""
-        best = self.timing and self.timing.best
-        return None if best is None or self.flops is None else self.flops / best / 1e9
 
 
 class OpResult(NamedTuple):
     """Everything measured at one shape."""
 
-    rows: dict[str, OpMeasurement]
+    rows: dict[str, Measurement]
     sgemm_gflops: float | None  # at best
     fastest: str | None  # of ours
     notes: list[str]
@@ -57,7 +43,7 @@ class OpResult(NamedTuple):
 
     def as_record(self) -> dict[str, Any]:
         """The result for JSON."""
-        rows, over = ({name: row.as_record() for name, row in self.rows.items()}, self.safe_over_unsafe)
+        rows, over = ({name: row.as_record(*KEYS) for name, row in self.rows.items()}, self.safe_over_unsafe)
         ratios = {name: row.fastest_over.median for name, row in self.rows.items() if row.fastest_over}
         record = {"rows": rows, "sgemm_gflops": self.sgemm_gflops, "fastest": self.fastest, "fastest_over": ratios}
         return {**record, "safe_over_unsafe": over and over.median, "notes": self.notes}
@@ -71,25 +57,25 @@ def benchmark(shapes: Sequence[Shape], contenders: Mapping[str, Contender], sett
     """
     errors, notes = check(contenders, shapes, settings)
     prepared = {shape: prepare(contenders, shape, settings, errors, notes) for shape in shapes}
-    rows: dict[int, dict[str, OpMeasurement]] = {}
+    rows: dict[int, dict[str, Measurement]] = {}
     calls: dict[int, dict[str, Callable[[], object]]] = {}
     for shape, (passes, reasons) in prepared.items():
         right = {name: one for name, one in passes.items() if name in errors and errors[name] <= TOLERANCE}
-        saved = {name: saved_bytes(one.recorded) for name, one in right.items()} if settings.backward else {}
-        flops = {name: (BACKWARD if settings.backward else 1) * contenders[name].flops(shape) for name in errors}
-        rows[shape[2]] = {
-            name: OpMeasurement(error, flops=flops[name], skipped=reasons.get(name), saved_bytes=saved.get(name))
+        sizes = {name: {"saved": saved_bytes(one.recorded)} for name, one in right.items() if settings.backward}
+        times = BACKWARD if settings.backward else 1
+        named = rows[shape[2]] = {
+            name: Measurement(
+                error, skipped=reasons.get(name), sizes=sizes.get(name, {}), work=times * contenders[name].flops(shape)
+            )
             for name, error in errors.items()
         }
         calls[shape[2]] = {**right}
-        if len(shapes) == 1 and right and max(flops.values()) >= MIN_FLOPS:
-            rows[shape[2]][SGEMM] = OpMeasurement(flops=2 * SGEMM_SIZE**3)
+        if len(shapes) == 1 and right and max(row.work or 0 for row in named.values()) >= MIN_FLOPS:
+            named[SGEMM] = Measurement(work=2 * SGEMM_SIZE**3)
             calls[shape[2]][SGEMM] = partial(torch.matmul, *torch.ones(2, SGEMM_SIZE, SGEMM_SIZE, device=settings.device))
     timed = time_in_turns(calls, rows, BASELINE, settings)
-    return {
-        n: _compared(named, [name for name in named if name in errors and contenders[name].is_ours], notes)
-        for n, named in timed.items()
-    }
+    ours = [name for name in errors if contenders[name].is_ours]
+    return {n: _compared(named, ours, notes) for n, named in timed.items()}
 
 
 def check(
@@ -106,9 +92,7 @@ def check(
     return errors, notes
 
 
-def forecast(
-    contenders: Mapping[str, Contender], shape: Shape, short: Shape, settings: BenchSettings, usable: float = 1.0
-) -> dict[str, str]:
+def forecast(contenders: Mapping[str, Contender], shape: Shape, short: Shape, settings: BenchSettings) -> dict[str, str]:
     """Why contenders are not worth trying, by name: one call would take too long or more memory than is free.
 
     Judged by a call at the shape with fewer tokens, `short`; time grows as matmuls do, memory as tokens or maps do. A compiled
@@ -123,7 +107,7 @@ def forecast(
             size = allocated_peak(one, settings.device)  # this call also warms up
             growth = contender.flops(shape) / contender.flops(short)
             cost = Cost(short[2], quickest(one, settings.seconds / growth), size, 2.0 if contender.holds_maps else 1.0)
-            found[name] = cost.skip_reason(shape[2], growth, settings, usable)
+            found[name] = cost.skip_reason(shape[2], growth, settings)
     found |= {name: found.get(BASELINE) for name, one in contenders.items() if one.is_compiled}
     return {name: reason for name, reason in found.items() if reason is not None}
 
@@ -157,14 +141,20 @@ def curves(results: Mapping[int, OpResult]) -> dict[str, LengthCurve]:
     return {name: LengthCurve({n: result.rows[name] for n, result in results.items()}) for name in names}
 
 
-def _compared(rows: dict[str, OpMeasurement], ours: Sequence[str], notes: list[str]) -> OpResult:
-    """The result with the ratios to our fastest, to sgemm and to the bytes that the published form saves."""
+def as_record(curve: LengthCurve) -> dict[str, Any]:
+    """The curve for JSON."""
+    times = {str(n): point.timing and point.timing.as_record() for n, point in curve.points.items()}
+    skipped = {str(n): point.skipped for n, point in curve.points.items() if point.skipped}
+    shape = {"slope": curve.slope(), "per_doubling": [one and one.median for one in curve.doublings]}
+    return {"correct": curve.correct, "error": curve.error, **shape, "times": times, "skipped": skipped}
+
+
+def _compared(rows: dict[str, Measurement], ours: Sequence[str], notes: list[str]) -> OpResult:
+    """The result with the ratios to our fastest and to sgemm."""
     rate = rows.pop(SGEMM).gflops if SGEMM in rows else None
     fastest = min((name for name in ours if rows[name].median), key=lambda name: rows[name].median or 0.0, default=None)
-    base = rows[BASELINE].saved_bytes if BASELINE in rows else None
     for name, row in rows.items():
         over = slowdown(row.timing, rows[fastest].timing) if fastest else None
         share = row.gflops / rate if row.gflops and rate else None
-        saved = row.saved_bytes / base if row.saved_bytes is not None and base else None
-        rows[name] = replace(row, fastest_over=over, share_of_sgemm=share, saved_ratio=saved)
+        rows[name] = replace(row, fastest_over=over, share_of_sgemm=share)
     return OpResult(rows, rate, fastest, notes)

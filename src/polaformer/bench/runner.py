@@ -4,22 +4,24 @@ Each benchmark is a function `benchmark` in a file of its own, with the same ste
 forecast which are worth trying, time or measure those, and record the numbers or why there are none.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import log, log2
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
 from polaformer.analysis.agreement import Shape
 from polaformer.analysis.machine import available_bytes
 from polaformer.analysis.timing import MIN_ROUNDS, Ratio, Timing, measure, slope, slowdown
+from polaformer.attention.core import Facts
 from polaformer.bench.correctness import TOLERANCE
 
 MAX_NOISY = 0.25  # share of the rows whose interval may be wider than analysis.timing.MAX_SPREAD
 TOO_NOISY = "too noisy"
+USABLE = 0.8  # of the free memory: a forecast may be too low, and other programs grow too
 
 
 @dataclass(frozen=True)
@@ -43,34 +45,55 @@ class BenchSettings:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured of one candidate at one size."""
+    """What any benchmark measured of one candidate at one size; None for what it does not measure, or could not."""
 
     error: float | None = None  # the worst relative difference from the reference; None if there is none to compare with
     timing: Timing | None = None  # None if it is incorrect or was skipped
-    speedup: Ratio | None = None  # over the baseline, from the rounds of the timing
+    speedup: Ratio | None = None  # relative to the baseline, from the rounds of the timing
     rank: tuple[int, int] | None = None  # the best and the worst place it may have
-    skipped: str | None = None  # why it has no time although it is correct
-    saved_bytes: int | None = None  # for the backward pass
-    saved_ratio: float | None = None  # … relative to the baseline
-    tolerance: ClassVar[float] = TOLERANCE
-    keys: ClassVar[Sequence[str]] = ()  # of the record; "speedup" includes its interval, "timing" what it consists of
+    skipped: str | None = None  # why it has no time, or if only memory is measured, no memory, although it is correct
+    reasons: Mapping[str, str] = field(default_factory=dict)  # of both passes: why one of them has no number
+    sizes: Mapping[str, int | None] = field(default_factory=dict)  # bytes by kind; "saved": for the backward pass
+    saved_ratio: float | None = None  # of the bytes saved, relative to the baseline
+    work: float | None = None  # of one call: floating-point operations of matmuls, or images
+    share_of_sgemm: float | None = None  # of the rate of a large matmul timed in the same rounds; best by best
+    fastest_over: Ratio | None = None  # how many times longer it takes than our fastest
+    gradients_error: float | None = None  # like error, where gradients are compared apart from the output
+    tolerances: tuple[float, float] = (TOLERANCE, TOLERANCE)  # of error and of gradients_error
 
     @property
     def correct(self) -> bool:
-        """Whether it computes what it should."""
-        return self.error is None or self.error <= self.tolerance  # an error of NaN does not pass
+        """Whether it computes what it should, as far as it was compared."""
+        found = zip((self.error, self.gradients_error), self.tolerances, strict=True)
+        return all(error is None or error <= tolerance for error, tolerance in found)  # an error of NaN does not pass
 
     @property
     def median(self) -> float | None:
         """Seconds of one call."""
         return self.timing and self.timing.median
 
-    def as_record(self) -> dict[str, Any]:
-        """The row for JSON."""
+    @property
+    def saved_bytes(self) -> int | None:
+        """Bytes saved for the backward pass."""
+        return self.sizes.get("saved")
+
+    @property
+    def gflops(self) -> float | None:
+        """Billions of operations per second, at best."""
+        best = self.timing and self.timing.best
+        return self.work / best / 1e9 if best and self.work is not None else None
+
+    @property
+    def images_per_second(self) -> float | None:
+        """By the median."""
+        return self.work / self.median if self.median and self.work is not None else None
+
+    def as_record(self, *names: str) -> dict[str, Any]:
+        """These attributes for JSON; "speedup" includes its interval, "timing" is replaced by what it consists of."""
         interval = self.speedup and (self.speedup.low, self.speedup.high)
         parts = {"speedup": {"speedup": self.speedup and self.speedup.median, "speedup_interval": interval}}
         parts["timing"] = self.timing.as_record() if self.timing else {}
-        return {key: one for name in self.keys for key, one in parts.get(name, {name: getattr(self, name)}).items()}
+        return {key: one for name in names for key, one in parts.get(name, {name: getattr(self, name)}).items()}
 
 
 @dataclass(frozen=True)
@@ -78,6 +101,7 @@ class LengthCurve:
     """What was measured of one candidate at each length."""
 
     points: Mapping[int, Measurement]  # by length, ascending
+    facts: Facts | None = None  # of a mechanism
 
     @property
     def error(self) -> float | None:
@@ -89,9 +113,10 @@ class LengthCurve:
         """Whether it computes what it should at every length."""
         return all(point.correct for point in self.points.values())
 
-    def slope(self, name: str = "median") -> float | None:
-        """The exponent with which time grows, or another attribute."""
-        return slope(list(self.points), [getattr(point, name) or None for point in self.points.values()])
+    def slope(self, kind: str | None = None) -> float | None:
+        """The exponent with which time grows, or a kind of memory."""
+        values = [point.sizes.get(kind) if kind else point.median for point in self.points.values()]
+        return slope(list(self.points), [value or None for value in values])
 
     @property
     def doublings(self) -> list[Ratio | None]:
@@ -102,26 +127,19 @@ class LengthCurve:
             found.append(ratio and Ratio(ratio.median**power, ratio.low**power, ratio.high**power, ratio.rounds))
         return found
 
-    def as_record(self) -> dict[str, Any]:
-        """The curve for JSON."""
-        times = {str(n): point.timing and point.timing.as_record() for n, point in self.points.items()}
-        skipped = {str(n): point.skipped for n, point in self.points.items() if point.skipped}
-        shape = {"slope": self.slope(), "per_doubling": [one and one.median for one in self.doublings]}
-        return {"correct": self.correct, "error": self.error, **shape, "times": times, "skipped": skipped}
-
-
-AnyMeasurement = TypeVar("AnyMeasurement", bound=Measurement)
-
 
 def time_in_turns(
     calls: Mapping[int, Mapping[str, Callable[[], object]]],
-    rows: Mapping[int, Mapping[str, AnyMeasurement]],
+    rows: Mapping[int, Mapping[str, Measurement]],
     baseline: str,
     settings: BenchSettings,
-) -> dict[int, dict[str, AnyMeasurement]]:
-    """The rows with the times of `calls`, interleaved, and the speedups over the baseline; both by size, then by name.
+    *,
+    inverse: bool = False,
+) -> dict[int, dict[str, Measurement]]:
+    """The rows with the times of `calls`, interleaved; both by size, then by name.
 
-    All rows of a size get the reason instead if its timings are too noisy.
+    speedup and saved_ratio are those of the row relative to the baseline; with `inverse`, of the baseline relative to the row.
+    All rows of a size get the reason instead of times if its timings are too noisy.
     """
     several = len(calls) > 1
     labels = {(size, name): f"{name}, {size} tokens" if several else name for size, named in calls.items() for name in named}
@@ -133,13 +151,23 @@ def time_in_turns(
         on_call=settings.on_call,
     )
     found = {size: dict(named) for size, named in rows.items()}
-    for size, named in calls.items():
-        timed = {name: timings[labels[size, name]] for name in named}
+    for size, named in found.items():
+        timed = {name: timings[labels[size, name]] for name in calls[size]}
         refused, places = noise(timed, baseline), ranks(timed)
         for name, one in timed.items():
-            times = {"timing": one, "speedup": slowdown(timed.get(baseline), one), "rank": places.get(name)}
-            found[size][name] = replace(found[size][name], **({"skipped": refused[name]} if name in refused else times))
+            times = {"timing": one, "rank": places.get(name)}
+            named[name] = replace(named[name], **({"skipped": refused[name]} if name in refused else times))
+        base = named.get(baseline, Measurement())
+        for name, row in named.items():
+            named[name] = replace(row, **(_ratios(base, row) if inverse else _ratios(row, base)))
     return found
+
+
+def _ratios(one: Measurement, base: Measurement) -> dict[str, Any]:
+    """How many times faster one is than the base, and what it saves for the backward pass relative to it."""
+    saved, base_saved = one.saved_bytes, base.saved_bytes
+    ratio = saved / base_saved if saved is not None and base_saved else None
+    return {"speedup": slowdown(base.timing, one.timing), "saved_ratio": ratio}
 
 
 def ranks(timings: Mapping[str, Timing]) -> dict[str, tuple[int, int]]:
@@ -200,15 +228,12 @@ class Cost(NamedTuple):
             return cls(length, seconds, size)
         return cls(length, seconds, size, max(1.0, log(size / before.size) / log(length / before.length)))
 
-    def skip_reason(self, length: int, growth: float, settings: BenchSettings, usable: float = 1.0) -> str | None:
-        """Why a call at this length, which takes `growth` times as long, is not worth trying; None if it is.
-
-        usable: the share of the free memory that it may use.
-        """
+    def skip_reason(self, length: int, growth: float, settings: BenchSettings) -> str | None:
+        """Why a call at this length, which takes `growth` times as long, is not worth trying; None if it is."""
         size, seconds = min(growth, (length / self.length) ** self.exponent) * self.size, growth * self.seconds
         free = torch.cuda.mem_get_info()[0] if settings.device == "cuda" else available_bytes()
-        if free is not None and size > usable * free:
-            return f"would need about {_rounded(size / 1e9)} GB of memory, {_rounded(usable * free / 1e9)} GB may be used"
+        if free is not None and size > USABLE * free:
+            return f"would need about {_rounded(size / 1e9)} GB of memory, {_rounded(USABLE * free / 1e9)} GB may be used"
         return f"would take about {_rounded(seconds)} s" if seconds > settings.seconds else None
 
 

@@ -10,13 +10,13 @@ import tyro
 from rich.table import Table
 
 from polaformer.cli.bench_options import NONE, Lengths, Report, Timed, records
-from polaformer.cli.bench_tables import IN_BRACKETS, PASSES, Columns, cell, mebibytes, number, ratio_text, skipped_text, table
+from polaformer.cli.bench_tables import IN_BRACKETS, Columns, cell, mebibytes, number, ratio_text, skipped_text, table
 from polaformer.cli.errors import UsageError
-from polaformer.cli.output import figure_title, machine_lines, threads_text
+from polaformer.cli.output import figure_title, machine_lines
 from polaformer.errors import nearest
 
 if TYPE_CHECKING:
-    from polaformer.bench.attention import MechanismCurve, MechanismMeasurement
+    from polaformer.bench.runner import LengthCurve, Measurement
 
 EXPLAINED = (
     "Memory: peaks of live bytes of PyTorch's allocator beyond inputs and parameters; saved: what autograd saves for backward,",
@@ -56,9 +56,9 @@ class BenchAttention(Timed, Lengths):
     """What is timed: the forward pass alone, or forward and backward together; memory is always measured in both modes."""
     rounds: int = 40
     seconds: float = 60.0
-    """Time budget per length, in seconds: slow calls get fewer rounds, and a single call that takes longer is skipped."""
     figure: Path | None = None
     """Plot time and memory against the number of tokens into this PNG file."""
+    command = "bench attention"
 
     def measure(self) -> Report:
         """Checks the options and measures."""
@@ -69,17 +69,17 @@ class BenchAttention(Timed, Lengths):
         self.load("polaformer.bench.attention")
         from polaformer.analysis.attention_figures import save_mechanisms
         from polaformer.attention import names
-        from polaformer.bench.attention import benchmark
+        from polaformer.bench.attention import as_record, benchmark
 
         compared = chosen(names(), self.only, self.without)
         calls = len(compared) * (1 + (self.rounds + 2) * len(lengths))
-        found, machine = self.time({"lengths": partial(benchmark, lengths, compared)}, calls, **self.sizes)
-        rows, setting = found["lengths"], f"{PASSES[self.mode]}, {self.setting}, {threads_text(machine)}"
-        record = {"command": "bench attention", "mode": self.mode, "device": self.device, **self.sizes, "lengths": lengths}
-        record |= {"machine": machine, "notes": [" ".join(EXPLAINED)], "rows": records(rows)}
-        shown = [*_tables(rows, lengths, setting), *EXPLAINED, *machine_lines(machine)]
+        found, record = self.time({"lengths": partial(benchmark, lengths, compared)}, calls, **self.sizes)
+        rows, machine = found["lengths"], record["machine"]
+        record |= {"lengths": lengths, "notes": [" ".join(EXPLAINED)], "rows": records(rows, as_record)}
+        setting = self.in_words(self.setting, machine)
         draw = partial(save_mechanisms, mechanisms=rows, title=figure_title(f"Time: {setting}.\n{IN_FIGURE}", machine))
-        return Report(record, shown, draw, {f"N = {n}": {name: row.points[n] for name, row in rows.items()} for n in lengths})
+        points = {f"N = {n}": {name: row.points[n] for name, row in rows.items()} for n in lengths}
+        return Report(record, [*_tables(rows, lengths, setting), *EXPLAINED, *machine_lines(machine)], points, draw)
 
 
 def chosen(names: Sequence[str], only: Sequence[str], without: Sequence[str]) -> list[str]:
@@ -98,21 +98,21 @@ def chosen(names: Sequence[str], only: Sequence[str], without: Sequence[str]) ->
     return [name for name in names if (not only or name in (*only, BASELINE)) and name not in without]
 
 
-def _tables(rows: "dict[str, MechanismCurve]", lengths: Sequence[int], setting: str) -> list[Table | str]:
+def _tables(rows: "dict[str, LengthCurve]", lengths: Sequence[int], setting: str) -> list[Table | str]:
     """Ratios, times and memory."""
     from polaformer.bench.attention import KINDS
 
-    def columns(text: "Callable[[MechanismMeasurement], str]") -> Columns:
+    def columns(text: "Callable[[Measurement], str]") -> Columns:
         return {f"N = {n}": partial(lambda n, row: text(row.points[n]), n) for n in lengths}
 
-    def memory(point: "MechanismMeasurement") -> str:
+    def memory(point: "Measurement") -> str:
         """Three numbers; or those that were measured, and why the others were not."""
-        there = [getattr(point, f"{kind}_bytes") for kind in KINDS]
-        texts = [mebibytes(size, ".3g" if size < 1000 * 2**20 else ".0f") for size in there if size is not None]
-        why = [skipped_text(reason) for reason in point.untried.values()][:1]
+        there = [point.sizes[kind] or 0 for kind in KINDS if kind in point.sizes]
+        texts = [mebibytes(size, ".3g" if size < 1000 * 2**20 else ".0f") for size in there]
+        why = [skipped_text(reason) for kind, reason in point.reasons.items() if kind not in point.sizes][:1]
         return " / ".join([*texts, *why]) if point.correct else "incorrect"
 
-    def time(point: "MechanismMeasurement") -> str:
+    def time(point: "Measurement") -> str:
         median = point.median
         return cell(point, f"{1e3 * median:.4g} ({len(point.timing.samples)})" if median and point.timing else "–")
 
@@ -124,9 +124,7 @@ def _tables(rows: "dict[str, MechanismCurve]", lengths: Sequence[int], setting: 
         "draws": lambda row: "random" if row.facts.stochastic else "",
     }
     times = {**columns(time), "slope": lambda row: number(row.slope()), "error vs float64": lambda row: f"{row.error:.1e}"}
-    slopes = {
-        "slopes": lambda row: " / ".join(number(row.slope(f"{kind}_bytes")) or "–" for kind in KINDS) if row.correct else ""
-    }
+    slopes = {"slopes": lambda row: " / ".join(number(row.slope(kind)) or "–" for kind in KINDS) if row.correct else ""}
     kinds = "Memory, MiB: forward / forward and backward / saved for backward"
     return [
         table(f"Speed relative to softmax, {setting}", ratios, rows, caption=SPEED.format(IN_BRACKETS, lengths[-1])),

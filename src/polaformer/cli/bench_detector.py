@@ -31,7 +31,7 @@ class BenchDetector(OfModels):
     batch: int = 1
     rounds: int = 7
     seconds: float = 120.0
-    """Time per model and part: slow ones get fewer rounds, and one that takes longer for a single call is skipped."""
+    """Seconds per model and part: slow calls get fewer rounds, and a single call that takes longer is skipped."""
     figure: Path | None = None
     """Not supported by this benchmark; leave it out."""
     command = "bench detector"

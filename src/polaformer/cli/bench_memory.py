@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
@@ -11,11 +11,11 @@ from polaformer.cli.bench_options import OfOperator, Report, records, run_jobs, 
 from polaformer.cli.bench_tables import cell, mebibytes, number, table
 
 if TYPE_CHECKING:
-    from polaformer.bench.memory import MemoryMeasurement
+    from polaformer.bench.runner import Measurement
 
 # What is measured, by the field of a measurement.
 KINDS = {
-    "saved_bytes": "saved for backward",
+    "saved": "saved for backward",
     "forward_allocated": "forward, allocated",
     "forward_resident": "forward, resident",
     "both_allocated": "both, allocated",
@@ -45,44 +45,45 @@ class BenchMemory(OfOperator):
     """Time per process; one that takes longer is stopped, and its row says so."""
     figure: Path | None = None
     """Plot memory against the number of tokens into this PNG file; needs --lengths."""
+    command = "bench memory"
 
     def measure(self) -> Report:
         """Checks the options and measures."""
         shapes, contenders, notes = self.prepared("memory", for_memory=True)
         from polaformer.analysis.bench_figures import save_memory
         from polaformer.analysis.machine import fingerprint
-        from polaformer.bench.memory import benchmark
+        from polaformer.bench.memory import as_record, benchmark
         from polaformer.bench.runner import BenchSettings
 
         jobs = {shape_text(shape): partial(benchmark, shape, contenders) for shape in shapes}
         settings = BenchSettings(seconds=self.seconds, device=self.device, threads=self.threads)
         found = run_jobs(jobs, settings, 2 * len(contenders))
-        machine, peak = fingerprint(), "allocated" if self.device == "cuda" else "resident"
-        rows = [{"shape": shape, "rows": records(one)} for shape, one in zip(shapes, found.values(), strict=True)]
-        record: dict[str, Any] = {"command": "bench memory", "device": self.device, "threads": self.threads, "machine": machine}
-        record |= {"notes": notes, "shapes": rows}
+        machine = fingerprint()
+        listed = [{"shape": shape, "rows": records(found[shape_text(shape)], as_record)} for shape in shapes]
+        setting = {"command": self.command, "device": self.device, "threads": self.threads}
+        record = {**setting, "machine": machine, "notes": notes, "shapes": listed}
         where = f"\nMeasured on {machine['cpu']}, {machine['os']}, torch {machine['torch']}, Python {machine['python']}"
-        lengths = dict(zip((shape[2] for shape in shapes), found.values(), strict=True))
-        draw = partial(save_memory, found=lengths, peak=peak, title=f"Memory of a call, {self.setting}")
-        return Report(record, [*_tables(found), *EXPLAINED, where, *notes], draw, found)
+        peak, title = "allocated" if self.device == "cuda" else "resident", f"Memory of a call, {self.setting}, float32"
+        draw = partial(save_memory, found={shape[2]: found[shape_text(shape)] for shape in shapes}, peak=peak, title=title)
+        return Report(record, [*_tables(found), *EXPLAINED, where, *notes], found, draw)
 
 
-def _tables(found: "dict[str, dict[str, MemoryMeasurement]]") -> list[Table]:
+def _tables(found: "dict[str, dict[str, Measurement]]") -> list[Table]:
     """Ratios at all shapes, then absolute numbers."""
     from polaformer.bench.contenders import BASELINE
 
-    def text(kind: str, unit: int | None, form: str, one: "MemoryMeasurement") -> str:
+    def text(kind: str, unit: int | None, form: str, one: "Measurement") -> str:
         """The bytes in a unit; in the first column why there are none."""
-        size = getattr(one, kind)
+        size = one.sizes.get(kind)
         value = number(size / unit if size is not None and unit else None, form)
-        return cell(one, value) if kind == "saved_bytes" else value
+        return cell(one, value) if kind == "saved" else value
 
     caption = "less than 1: less memory; shapes are batch,heads,tokens,head width"
     ratios, absolutes = [], []
     for shape, answers in found.items():
-        columns = {title: partial(text, kind, getattr(answers[BASELINE], kind), ".3g") for kind, title in KINDS.items()}
+        columns = {title: partial(text, kind, answers[BASELINE].sizes.get(kind), ".3g") for kind, title in KINDS.items()}
         ratios.append(table(f"Memory relative to the published form, shape {shape}", columns, answers, caption=caption))
-        given = next((one.inputs for one in answers.values() if one.inputs is not None), None)
+        given = next((one.sizes["inputs"] for one in answers.values() if "inputs" in one.sizes), None)
         inputs = "" if given is None else f"; inputs and gradient of the output: {mebibytes(given)}"
         columns = {title: partial(text, kind, 2**20, ".4g") for kind, title in KINDS.items()}
         error = {"error vs float64": lambda one: number(one.error, ".1e")}

@@ -4,32 +4,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rich.table import Table
 
 from polaformer.cli.bench_options import Report, Timed, records
-from polaformer.cli.bench_tables import IN_BRACKETS, TIMES, Columns, cell, mebibytes, number, ratio_text, skipped_text, table
+from polaformer.cli.bench_tables import IN_BRACKETS, TIMES, Columns, cell, mebibytes, number, ratio_text, table
 from polaformer.cli.errors import UsageError
-from polaformer.cli.output import figure_title, machine_lines, threads_text
+from polaformer.cli.output import figure_title, machine_lines
 from polaformer.errors import nearest
 
 if TYPE_CHECKING:
-    from polaformer.bench.model import ModelMeasurement
-    from polaformer.bench.runner import BenchSettings
+    from polaformer.bench.runner import BenchSettings, Measurement
 
 MIN_SIDE, MAX_SIDE = 32, 4096  # of an image, in pixels
 NUM_ROWS = 4  # of a table: ours, the published form, the softmax twin, timm's
-STEPS = {"inference": "inference", "train": "training step (forward and backward)"}
 
 
 class Case(NamedTuple):
     """One table of a benchmark of models: its title, the size of the images, keys of its record, and what is measured."""
 
     title: str
-    pixels: int | str
+    pixels: Any  # the side of square images, or height×width
     about: dict[str, Any]
-    job: "Callable[[BenchSettings], tuple[dict[str, ModelMeasurement], list[str]]]"
+    job: "Callable[[BenchSettings], tuple[dict[str, Measurement], list[str]]]"
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,6 @@ class OfModels(Timed):
     """Images per batch."""
     mode: Literal["inference", "train"] = "inference"
     """Inference alone, or a training step: forward and backward."""
-    command: ClassVar[str]
     note = "Parameters and images are random (seed 0), including our powers, scales and tables; no drop path."
 
     def cases(self) -> list[Case]:
@@ -53,24 +50,20 @@ class OfModels(Timed):
         """Checks the options and measures."""
         cases = self.cases()
         from polaformer.analysis.bench_figures import save_images_per_second
+        from polaformer.bench.model import as_record
 
         jobs = {f"{case.title}, {case.pixels} pixels": case.job for case in cases}
-        results, machine = self.time(jobs, NUM_ROWS * (self.rounds + 2), batch=self.batch)
-        setting = f"{STEPS[self.mode]}, batch {self.batch}, float32, {threads_text(machine)}"
-        record = {"command": self.command, "mode": self.mode, "batch": self.batch, "device": self.device}
-        found = [(case, *results[label]) for case, label in zip(cases, jobs, strict=True)]
-        models = [case.about | {"rows": records(rows), "notes": notes} for case, rows, notes in found]
-        record |= {"parameters": self.note, "machine": machine, "models": models}
-        rows = {(case.title, case.pixels): rows for case, rows, _ in found}
-        notes = dict.fromkeys(note for _, notes in results.values() for note in notes)
-        shown = [*tables(rows, setting), *machine_lines(machine), self.note, *notes]
-        speeds = {
-            (title, pixels): {_kind(name): row.images_per_second for name, row in one.items()}
-            for (title, pixels), one in rows.items()
-            if isinstance(pixels, int)  # only square images are drawn
-        }
+        results, record = self.time(jobs, NUM_ROWS * (self.rounds + 2), batch=self.batch)
+        setting, machine = self.in_words(f"batch {self.batch}", record["machine"]), record["machine"]
+        found = [(case, *result) for case, result in zip(cases, results.values(), strict=True)]
+        models = [case.about | {"rows": records(rows, as_record), "notes": notes} for case, rows, notes in found]
+        record |= {"parameters": self.note, "models": models}
+        noted = dict.fromkeys(note for *_, notes in found for note in notes)
+        by_table = {(case.title, case.pixels): rows for case, rows, _ in found}
+        shown = [*tables(by_table, setting), *machine_lines(machine), self.note, *noted]
+        speeds = {at: {_kind(key): row.images_per_second for key, row in rows.items()} for at, rows in by_table.items()}
         draw = partial(save_images_per_second, found=speeds, title=figure_title(setting.capitalize(), machine))
-        return Report(record, shown, draw, {label: rows for label, (rows, _) in results.items()})
+        return Report(record, shown, {label: rows for label, (rows, _) in results.items()}, draw)
 
     def check_models(self, known: Sequence[str], listed: str) -> None:
         """Raises UsageError for unknown models and impossible batches; listed: how to list the known ones."""
@@ -109,7 +102,6 @@ class BenchModel(OfModels):
     """Also time torch.compile of the published form; compiling takes a minute or more per model and is not timed."""
     rounds: int = 9
     seconds: float = 40.0
-    """Time per model and size: slow models get fewer rounds, and one that takes longer for a single call is skipped."""
     figure: Path | None = None
     """Plot images per second against size into this PNG file; needs two or more --sizes."""
     command = "bench model"
@@ -132,40 +124,35 @@ class BenchModel(OfModels):
         ]
 
 
-def tables(found: "dict[tuple[str, Any], dict[str, ModelMeasurement]]", setting: str) -> list[Table | str]:
+def tables(found: "dict[tuple[str, Any], dict[str, Measurement]]", setting: str) -> list[Table | str]:
     """How much faster ours is than each, a row per model and size; then absolute numbers of each."""
     rows = {f"{name}, {size}": {_kind(key): row for key, row in one.items()} for (name, size), one in found.items()}
     labels = dict.fromkeys(key for one in rows.values() for key in one if key != "ours")
     with_saved = any(row.saved_bytes for one in rows.values() for row in one.values())
 
-    def ratio(label: str, rows: "dict[str, ModelMeasurement]") -> str:
+    def ratio(label: str, rows: "dict[str, Measurement]") -> str:
         if label not in rows:
             return "none"
-        pair = [rows["ours"], rows[label]]
-        if not all(row.correct for row in pair):
-            return "incorrect"
-        reason = next((row.skipped for row in pair if row.skipped), None)
-        return skipped_text(reason) if reason else ratio_text(rows[label].speedup, "skipped")
+        reasons = [cell(row, "") for row in (rows["ours"], rows[label])]
+        return next(filter(None, reasons), ratio_text(rows[label].speedup))
 
-    def saved(label: str, rows: "dict[str, ModelMeasurement]") -> str:
+    def saved(label: str, rows: "dict[str, Measurement]") -> str:
         return number(rows[label].saved_ratio if label in rows else None)
 
-    columns = {label: partial(ratio, label) for label in labels}
-    columns |= {f"bytes:\n{label}": partial(saved, label) for label in labels if with_saved}
-    caption = f"how many times longer the other takes: more than 1, ours is faster; {IN_BRACKETS}"
-    caption += "; bytes: what ours saves for backward (without weights) relative to the other" if with_saved else ""
-    title = f"Speed of ours relative to each, {setting}"
-    tables: list[Table | str] = [table(title, columns, rows, first="model, pixels", caption=caption)]
-    for (name, size), models in found.items():
-        has_saved = any(row.saved_bytes for row in models.values())
-        caption = "against published: relative difference of the outputs" + (", of all gradients" if has_saved else "")
-        shown = {**COLUMNS, **(SAVED if has_saved else {})}
-        tables.append(table(f"{name} at {size} pixels, {setting}", shown, models, caption=caption))
-    return tables
+    columns: Columns = {label: partial(ratio, label) for label in labels}
+    shown, caption = COLUMNS, f"how many times longer the other takes: more than 1, ours is faster; {IN_BRACKETS}"
+    errors = "against published: relative difference of the outputs"
+    if with_saved:
+        columns = {**columns, **{f"bytes:\n{label}": partial(saved, label) for label in labels}}
+        shown, errors = {**COLUMNS, **SAVED}, f"{errors}, of all gradients"
+        caption += "; bytes: what ours saves for backward (without weights) relative to the other"
+    ratios = table(f"Speed of ours relative to each, {setting}", columns, rows, first="model, pixels", caption=caption)
+    absolute = [table(f"{name} at {size} pixels, {setting}", shown, one, caption=errors) for (name, size), one in found.items()]
+    return [ratios, *absolute]
 
 
-def _errors(row: "ModelMeasurement") -> str:
-    return ", ".join(f"{error:.1e}" for error in (row.logits_error, row.gradients_error) if error is not None)
+def _errors(row: "Measurement") -> str:
+    return ", ".join(f"{error:.1e}" for error in (row.error, row.gradients_error) if error is not None)
 
 
 def _kind(key: str) -> str:

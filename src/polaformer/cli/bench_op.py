@@ -6,17 +6,17 @@ from functools import partial
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from rich.table import Table
 
-from polaformer.cli.bench_options import NONE, OfOperator, Report, Timed, records, shape_text
+from polaformer.cli.bench_options import OfOperator, Report, Timed, records, shape_text
 from polaformer.cli.bench_tables import IN_BRACKETS, PASSES, TIMES, Columns, cell, mebibytes, number, ratio_text, table
-from polaformer.cli.output import figure_title, machine_lines, threads_text
+from polaformer.cli.output import figure_title, machine_lines
 
 if TYPE_CHECKING:
-    from polaformer.bench.op import OpMeasurement, OpResult
-    from polaformer.bench.runner import LengthCurve
+    from polaformer.bench.op import OpResult
+    from polaformer.bench.runner import LengthCurve, Measurement
 
 MEDIAN = "median (ms)"
 COLUMNS: Columns = {
@@ -36,46 +36,46 @@ class BenchOp(Timed, OfOperator):
     All implementations are timed in interleaved rounds, in float32. Only one whose output and gradients agree with a slow
     float64 form gets numbers; if any does not, the exit code is 1. One that would take too long or need too much memory is
     skipped, with the reason. If the rounds at a shape or length vary too much, it gets no numbers, and the exit code is 75.
-    --lengths leaves out the compiled and the unshifted form.
+    --lengths are interleaved and show how time grows per doubling, without the compiled and the unshifted form.
 
     Example: polaformer bench op --shapes 4,4,3136,32 8,3,196,64 --mode both
 
     Example: polaformer bench op --lengths 4096 8192 16384 32768 --figure time.png
     """
 
-    lengths: Annotated[tuple[int, ...], NONE] = ()
-    """Two or more numbers of tokens to time at instead of --shapes, interleaved; shows how time grows per doubling."""
     mode: Literal["forward", "both"] = "forward"
     """The forward pass alone, or forward and backward together."""
     figure: Path | None = None
     """Plot time against the number of tokens into this PNG file; needs --lengths."""
+    command = "bench op"
 
     def measure(self) -> Report:
         """Checks the options and times at all shapes, or at all lengths together."""
         shapes, contenders, notes = self.prepared("time", backward=self.mode == "both")
         from polaformer.analysis.bench_figures import save_times
-        from polaformer.bench.op import benchmark, curves
+        from polaformer.bench.op import as_record, benchmark, curves
 
         jobs = {shape_text(shape): partial(benchmark, [shape], contenders) for shape in shapes}
         if self.lengths:  # one row per mechanism, and no compiler at every length
             contenders = {name: one for name, one in contenders.items() if one.is_safe and not one.is_compiled}
             jobs = {"lengths": partial(benchmark, shapes, contenders)}
-        results, machine = self.time(jobs, (len(contenders) + 1) * (self.rounds + 2) * len(shapes) // len(jobs))
+        calls = (len(contenders) + 1) * (self.rounds + 2) * len(shapes) // len(jobs)
+        results, record = self.time(jobs, calls, **(self.sizes if self.lengths else {}))
         found = [result for one in results.values() for result in one.values()]
         notes = list(dict.fromkeys([*notes, *(note for one in found for note in one.notes)]))
-        record: dict[str, Any] = {"command": "bench op", "mode": self.mode, "device": self.device}
-        record |= {"machine": machine, "notes": notes}
+        shown = [*machine_lines(record["machine"]), *notes]
+        record["notes"] = notes
         if not self.lengths:
             record["shapes"] = [{"shape": shape} | one.as_record() for shape, one in zip(shapes, found, strict=True)]
             by_shape = dict(zip(jobs, found, strict=True))
-            shown = [*shape_tables(by_shape, self.mode), *machine_lines(machine), *notes]
-            return Report(record, shown, lambda _: None, {shape: one.rows for shape, one in by_shape.items()})
-        by_length = results["lengths"]
-        by_name, setting = curves(by_length), f"{PASSES[self.mode]}, {self.setting}, {threads_text(machine)}"
-        record |= self.sizes | {"lengths": list(by_length), "rows": records(by_name)}
-        shown = [*_length_tables(by_name, list(by_length), setting), *machine_lines(machine), *notes]
-        draw = partial(save_times, curves=by_name, title=figure_title(setting.capitalize(), machine))
-        return Report(record, shown, draw, {f"N = {n}": one.rows for n, one in by_length.items()})
+            rows = {shape: one.rows for shape, one in by_shape.items()}
+            return Report(record, [*shape_tables(by_shape, self.mode), *shown], rows)
+        by_length, setting = results["lengths"], self.in_words(self.setting, record["machine"])
+        by_name = curves(by_length)
+        record |= {"lengths": list(by_length), "rows": records(by_name, as_record)}
+        draw = partial(save_times, curves=by_name, title=figure_title(setting.capitalize(), record["machine"]))
+        rows = {f"N = {n}": one.rows for n, one in by_length.items()}
+        return Report(record, [*_length_tables(by_name, list(by_length), setting), *shown], rows, draw)
 
 
 def shape_tables(found: "dict[str, OpResult]", mode: str) -> list[Table | str]:
@@ -84,7 +84,7 @@ def shape_tables(found: "dict[str, OpResult]", mode: str) -> list[Table | str]:
     with_saved = any(row.saved_bytes for result in found.values() for row in result.rows.values())
     columns: Columns = {shape: itemgetter(shape) for shape in found}
 
-    def rows(text: "Callable[[OpResult, OpMeasurement], str]", label: str = "") -> dict[str, dict[str, str]]:
+    def rows(text: "Callable[[OpResult, Measurement], str]", label: str = "") -> dict[str, dict[str, str]]:
         return {
             label + name: {n: text(one, one.rows[name]) if name in one.rows else "not compiled" for n, one in found.items()}
             for name in names
@@ -114,7 +114,7 @@ def shape_tables(found: "dict[str, OpResult]", mode: str) -> list[Table | str]:
     return parts
 
 
-def _saved(result: "OpResult", row: "OpMeasurement") -> str:
+def _saved(result: "OpResult", row: "Measurement") -> str:
     """What our fastest saves for backward relative to the other."""
     ours = result.rows[result.fastest].saved_bytes if result.fastest else None
     return number(ours / row.saved_bytes if ours and row.saved_bytes else None, ".3f")

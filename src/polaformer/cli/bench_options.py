@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import tyro
 from rich.table import Table
 
+from polaformer.cli.bench_tables import PASSES
 from polaformer.cli.errors import INCORRECT, NOISY, UsageError
-from polaformer.cli.output import counted, load, prepare_folder, print_all, print_json, print_line, steps
+from polaformer.cli.output import counted, load, prepare_folder, print_all, print_json, print_line, steps, threads_text
 from polaformer.errors import nearest
 from polaformer.extras import require
 from polaformer.regular_files import writing
@@ -30,12 +31,12 @@ TENSORS = 16  # of a shape's size that are alive at the same time, about
 
 
 class Report(NamedTuple):
-    """What a benchmark found: the JSON record, what is printed instead, the figure, and what decides the exit code."""
+    """What a benchmark found: the JSON record, what is printed instead, what decides the exit code, and the figure."""
 
     record: dict[str, Any]
     shown: Iterable[Table | str]
-    draw: Callable[[Path], None]
     rows: "Mapping[str, Mapping[str, Measurement]]"  # by table and name
+    draw: Callable[[Path], None] = lambda _: None
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Lengths:
     @property
     def setting(self) -> str:
         """The same in words."""
-        return f"batch {self.batch}, {self.heads} heads of width {self.width}, float32"
+        return f"batch {self.batch}, {self.heads} heads of width {self.width}"
 
     def checked_shapes(self, shapes: Sequence[str] = SHAPES) -> "list[Shape]":
         """The shapes as numbers, those of --lengths if given; raises UsageError for those that make no sense."""
@@ -85,10 +86,11 @@ class Lengths:
 class Bench:
     """The options that all benchmarks share."""
 
+    command: ClassVar[str]
     device: Literal["cpu", "cuda"] = "cpu"
     """The device to compute on."""
     seconds: float = 20.0
-    """Seconds per shape or length: slow calls get fewer rounds, and a single call that takes longer is skipped."""
+    """Seconds per shape, length, or model and size: slow calls get fewer rounds, and one that takes longer is skipped."""
     threads: int | None = None
     """Number of threads torch may use; by default torch's own choice."""
     figure: Path | None = None
@@ -204,14 +206,18 @@ class Timed(Bench):
     def time(
         self, jobs: "Mapping[str, Callable[[BenchSettings], Found]]", calls: int, **sizes: Any
     ) -> tuple[dict[str, Found], dict[str, Any]]:
-        """What `run_jobs` finds, and the machine; sizes: of the settings."""
+        """What `run_jobs` finds, and the beginning of the record; sizes: of the settings."""
         from polaformer.analysis.machine import described
         from polaformer.bench.runner import BenchSettings
 
         settings = BenchSettings(self.mode in ("both", "train"), self.rounds, self.seconds, self.device, self.threads, **sizes)
         with described(self.threads) as machine:
             found = run_jobs(jobs, settings, calls)
-        return found, machine
+        return found, {"command": self.command, "mode": self.mode, "device": self.device, **sizes, "machine": machine}
+
+    def in_words(self, sizes: str, machine: dict[str, Any]) -> str:
+        """What was timed, in words."""
+        return f"{PASSES[self.mode]}, {sizes}, float32, {threads_text(machine)}"
 
 
 def run_jobs(jobs: "Mapping[str, Callable[[BenchSettings], Found]]", settings: "BenchSettings", calls: int) -> dict[str, Found]:
@@ -220,9 +226,9 @@ def run_jobs(jobs: "Mapping[str, Callable[[BenchSettings], Found]]", settings: "
         return {name: job(replace(settings, on_call=begin(name))) for name, job in jobs.items()}
 
 
-def records(rows: Mapping[str, Any]) -> dict[str, Any]:
+def records(rows: Mapping[str, Found], as_record: Callable[[Found], dict[str, Any]]) -> dict[str, Any]:
     """The rows for JSON, by name."""
-    return {name: row.as_record() for name, row in rows.items()}
+    return {name: as_record(row) for name, row in rows.items()}
 
 
 def shape_text(shape: "Shape") -> str:

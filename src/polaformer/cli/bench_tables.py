@@ -11,7 +11,12 @@ if TYPE_CHECKING:
     from polaformer.analysis.timing import Ratio
     from polaformer.bench.runner import Measurement
 
-PASSES = {"forward": "forward pass", "both": "forward and backward pass"}
+PASSES = {
+    "forward": "forward pass",
+    "both": "forward and backward pass",
+    "inference": "inference",
+    "train": "training step (forward and backward)",
+}
 IN_BRACKETS = "in brackets the 95 % interval of the median over rounds, all rounds where there are fewer than 6"
 Columns = Mapping[str, Callable[[Any], str]]  # by title: the cell of a row
 TIMES: Columns = {
