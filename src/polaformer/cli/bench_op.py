@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.table import Table
 
-from polaformer.cli.bench_options import NONE, OfOperator, Report, Timed, records, shape_text
+from polaformer.cli.bench_options import OfOperator, Report, Timed, records, shape_text
 from polaformer.cli.bench_tables import IN_BRACKETS, PASSES, TIMES, Columns, cell, mebibytes, number, ratio_text, table
+from polaformer.cli.options import NONE
 from polaformer.cli.output import figure_title, machine_lines, threads_text
 
 if TYPE_CHECKING:
