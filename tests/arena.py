@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polaformer.data.sources.lra.sequences import Sequences
+from polaformer.data.sources.lra.sequences import SequenceSplit
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 REVIEWS = [
@@ -27,6 +27,21 @@ PAIRS = {
 }
 
 
+def from_documents(
+    documents: Sequence[bytes],
+    labels: Sequence[int],
+    classes: tuple[str, ...],
+    origin: str,
+    *,
+    names: Sequence[str] | None = None,
+) -> SequenceSplit:
+    """A split with one document per sample."""
+    offsets = np.concatenate([[0], np.cumsum([len(document) for document in documents], dtype=np.int64)]).astype(np.int64)
+    symbols = np.frombuffer(b"".join(documents), dtype=np.uint8)
+    own = np.arange(len(documents), dtype=np.int64)[:, None]
+    return SequenceSplit(classes, symbols, offsets, own, np.asarray(labels, dtype=np.int64), origin, names)
+
+
 def shared(name: str) -> Path:
     """A dataset that lies beside the checkout; skips the test if it does not."""
     if not (SHARED / name).exists():
@@ -34,7 +49,7 @@ def shared(name: str) -> Path:
     return SHARED / name
 
 
-def documents(split: Sequences) -> list[tuple[bytes, ...]]:
+def documents(split: SequenceSplit) -> list[tuple[bytes, ...]]:
     """The documents of each sample."""
     return [tuple(split.read(n, which).tobytes() for which in range(split.num_documents)) for n in range(len(split))]
 
@@ -43,7 +58,7 @@ def reviews_of(split: str) -> list[tuple[bytes, int]]:
     return [(text.encode(), label) for one, label, text in REVIEWS if one == split]
 
 
-def found_reviews(split: Sequences) -> list[tuple[bytes, int]]:
+def found_reviews(split: SequenceSplit) -> list[tuple[bytes, int]]:
     return [(one[0], int(label)) for one, label in zip(documents(split), split.labels, strict=True)]
 
 

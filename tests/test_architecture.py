@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -160,3 +161,48 @@ def test_the_readmes_change_map_and_links_name_files_that_exist():
 def test_ci_runs_the_readmes_test_command():
     assert (ROOT / ".ci" / "run").read_text().splitlines()[-1] == "make test"
     assert re.search(r"^```sh\nmake demo .*\nmake test ", (ROOT / "README.md").read_text(), flags=re.M)
+
+
+def classes_and_aliases() -> tuple[Counter[str], Counter[str]]:
+    """How often a name is that of a class, and of an alias of a type, at the top level of a file."""
+    classes, aliases = Counter[str](), Counter[str]()
+    for node in (node for path in FILES for node in ast.parse(path.read_text()).body):
+        if isinstance(node, ast.ClassDef):
+            classes[node.name] += 1
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and not isinstance(node.value, ast.Call):
+            aliases[node.targets[0].id] += bool(re.fullmatch(r"[A-Z]\w*[a-z]\w*", node.targets[0].id))
+    return classes, aliases
+
+
+def test_every_class_and_every_alias_of_a_type_has_a_name_of_its_own():
+    for names in classes_and_aliases():
+        assert len(names) > 20
+        assert not [name for name, number in names.items() if number > 1]
+
+
+# A mechanism declares what is true of it. These tables say something else: which class has the name, and how figures look.
+TABLES_OF_MECHANISMS = {"attention/registry.py": 1, "analysis/attention_figures.py": 1, "analysis/figures.py": 1}
+
+
+def test_no_table_states_facts_of_mechanisms_by_name():
+    names = {*attention.names()}
+    for path in FILES:
+        tables = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Dict) and node.keys)
+        keys = [{key.value if isinstance(key, ast.Constant) else None for key in table.keys} for table in tables]
+        found = sum(
+            one <= names and len(one) > 1 and one != {"linear", "local"} for one in keys
+        )  # also kinds of gates and of MLPs
+        assert found == TABLES_OF_MECHANISMS.get(str(path.relative_to(SOURCE)), 0), path
+
+
+INVENTED = ("a text", "anew", "by heart")
+
+
+def test_strings_and_documents_use_the_words_that_readers_search_for():
+    for path in FILES:
+        strings = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
+        assert not [(path, word) for one in strings for word in INVENTED if re.search(rf"\b{word}\b", str(one))]
+        assert not re.search(r"\b(?:MOST|LEAST)(?:_\w+)?\b", path.read_text()), f"{path}: a limit is called MAX_… or MIN_…"
+    for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S)
+        assert not [(path, word) for word in INVENTED if re.search(rf"\b{word}\b", text)]

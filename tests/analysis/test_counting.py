@@ -1,12 +1,27 @@
 """Exact parameter counts, and MACs, against counts of the authors' code and against Eq. 10."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import polaformer
-from polaformer.analysis.counting import ModelCounts, count, count_named, count_rival, is_reproduced
-from polaformer.backbones.published import EXCEPTIONS, RIVAL_EXCEPTIONS, RIVALS, ROWS
+from polaformer.analysis.counting import ModelCounts, count, is_reproduced
+from polaformer.backbones.published import EXCEPTIONS, RIVAL_EXCEPTIONS, RIVALS, ROWS, with_mechanism
+from polaformer.backbones.registry import MODELS
+
+
+def count_named(name: str, **options: Any) -> ModelCounts:
+    """The counts of a model by name, without allocating memory for it."""
+    with torch.device("meta"):
+        return count(polaformer.create_model(name, **options))
+
+
+def count_rival(name: str, mechanism: str) -> ModelCounts:
+    """The counts of a model by name with another mechanism, as in the rows of the paper's tables."""
+    return count_named(name, attention=with_mechanism(mechanism, MODELS[name].config))
+
 
 # Counted in the authors' code, or in the original of our reading for models that they did not release: all parameters; MACs in
 # full, in billions; and, with thop, the parameters (millions) and MACs (billions) as the paper counts. None: not counted there.

@@ -280,11 +280,12 @@ def test_draws_differ_between_calls_in_evaluation_too_and_repeat_with_the_seed(n
 
 
 def test_facts_and_settings_are_shown():
-    nystrom = Facts("linear", approximates="softmax", mixes_queries=True, distributions=False)
+    landmarks = (("num_landmarks", 16),)
+    nystrom = Facts("linear", approximates="softmax", mixes_queries=True, distributions=False, coarse=landmarks)
     assert attention.facts("nystrom") == nystrom
     assert attention.facts("skyformer") == replace(nystrom, approximates="kernelized", stochastic=True)
     assert attention.facts("informer") == Facts(
-        "n log n", approximates="softmax", stochastic=True, mixes_queries=True, trims=False
+        "n log n", approximates="softmax", stochastic=True, mixes_queries=True, trims=False, coarse=(("factor", 2),)
     )
     assert not any(attention.facts(name).needs_length for name in ("nystrom", "skyformer", "informer"))
     assert "num_landmarks=4, iterations=6, as_published=False" in repr(create("nystrom"))

@@ -1,11 +1,15 @@
 """The authors' steps on our parameters: the same numbers, the same parameters, more copies."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from models import images, small
 from polaformer import PolaAttention
 from polaformer.attention.layer.published_layer import PublishedLayer, as_published
+from polaformer.attention.layer.window_attention import WindowAttention
+from polaformer.attention.mechanisms.softmax import SoftmaxCore
 
 SETTINGS = {
     "pola_swin_tiny": {},
@@ -55,6 +59,15 @@ def test_a_layer_that_was_never_published_is_refused(options: dict[str, str]) ->
     model = small("pola_deit_tiny", attention_options=options)
     with pytest.raises(ValueError, match="which the authors' code does not have"):
         as_published(model)
+
+
+def test_windows_of_another_core_were_never_published() -> None:
+    class OtherCore(SoftmaxCore):
+        facts = replace(SoftmaxCore.facts, in_windows=False)
+
+    layer = WindowAttention(16, 2, 4, core=OtherCore(2, 8))
+    with pytest.raises(ValueError, match="windows of OtherCore are not published; use softmax"):
+        as_published(torch.nn.Sequential(layer))
 
 
 def test_a_mask_is_refused() -> None:

@@ -16,7 +16,6 @@ from polaformer.bench import attention, runner
 from polaformer.bench.attention import (
     BOTH,
     FORWARD,
-    SMALL,
     benchmark,
     build,
     core_pass,
@@ -48,10 +47,10 @@ def test_every_registered_mechanism_agrees_with_its_maps_in_float64(name: str) -
 def test_the_check_reaches_the_path_that_is_not_all_pairs(name: str) -> None:
     """A sparse or sampled mechanism with small options is not what it is with large ones; hedgehog has no options."""
     if name == "hedgehog":
-        assert name not in SMALL
+        assert not facts(name).coarse
         return
     settings, inputs = BenchSettings(num_heads=2, width=8), random_inputs((1, 2, attention.SHORT, 8))
-    small, large = (build(name, attention.SHORT, settings, **options) for options in (SMALL[name], {}))
+    small, large = (build(name, attention.SHORT, settings, **options) for options in (dict(facts(name).coarse), {}))
     with torch.no_grad(), attention.seeded(0, "cpu"):
         assert not torch.allclose(small(*inputs[:3]), large(*inputs[:3]), atol=1e-3)
 

@@ -374,7 +374,7 @@ RESUME: dict[str, Case] = {
     "no run": Case(["resume"], USAGE, ["no run given"]),
     "an unknown option": Case(["resume", "run", "--epochs", "9"], USAGE, ["--epochs"]),
     "a text as a number": Case(["resume", "run", "--num-workers", "x"], USAGE, ["--num-workers"]),
-    "a folder that is not there": Case(["resume", "gone"], BAD_DATA, ["there is no gone; give a run directory"]),
+    "a folder that is not there": Case(["resume", "gone"], BAD_DATA, ["gone does not exist; give a run directory"]),
     "a folder that is no run": Case(
         ["resume", "photos"], BAD_DATA, ["photos is not a run directory", "give the one `polaformer train` printed"]
     ),
@@ -421,7 +421,7 @@ RESUME: dict[str, Case] = {
 }
 GIVE_WEIGHTS = "give a run, one of its checkpoints, or a weights file"
 WEIGHTS: dict[str, tuple[str, int, list[str]]] = {
-    "not there": ("gone", USAGE, ["there is no gone; " + GIVE_WEIGHTS]),
+    "not there": ("gone", USAGE, ["gone does not exist; " + GIVE_WEIGHTS]),
     "a name that is too long": (LONG, USAGE, [GIVE_WEIGHTS]),
     "a folder": ("photos", BAD_DATA, ["photos is neither a run nor a checkpoint"]),
     "a run with damaged checkpoints": ("all-damaged", BAD_DATA, ["no checkpoint can be used", "is damaged: sha256 should be"]),

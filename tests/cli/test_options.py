@@ -33,6 +33,7 @@ def test_help_lists_the_options_that_the_parser_takes_and_no_others(name: str, c
     words, declared = COMMANDS[name]
     code, out, _ = run([*words, "--help"], capsys)
     assert code == 0
+    assert not re.search(r"\(default:\W*\)", out)
     shown = set(re.findall(r"^[^\w-]*(--[a-z][a-z0-9-]*)", out, flags=re.M)) - {"--help"}
     assert shown == {flag(option) for one in declared for option in option_names(one)} - {"--inputs"}
 

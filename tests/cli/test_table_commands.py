@@ -11,7 +11,7 @@ import faults
 from commands import run
 from polaformer.analysis.lra_speed import SpeedRow, throughput
 from polaformer.analysis.timing import Timing
-from polaformer.recipes.lra import recipe_of
+from polaformer.recipes.lra import build_recipe
 from polaformer.tasks.sequence.published import ROWS, SPEED, TASKS, printed_accuracy, printed_speedup
 
 
@@ -32,7 +32,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("c", "softmax", {"pooling": "valid"}),
         ("d", "linear", {"attention_options": None}),
     ):
-        recipe = replace(recipe_of("text", row), **small | changes)
+        recipe = replace(build_recipe("text", row), **small | changes)
         kill = faults.Kill("update", 2) if name == "d" else None
         run_folder = folder / "runs" / name
         run_folder.parent.mkdir(exist_ok=True)

@@ -83,7 +83,7 @@ OBJECTS: dict[str, Odd] = {
         ["box without four entries; skipped"],
     ),
     "no list": ({"bbox": "10 5 20 15"}, {}, ["box without four entries; taken from the segmentation"]),
-    "numbers as text": ({"bbox": ["10", "5.0", "2e1", 15]}, {}, ["box with numbers as text; converted"]),
+    "numbers as strings": ({"bbox": ["10", "5.0", "2e1", 15]}, {}, ["box with numbers as strings; converted"]),
     "text": ({"bbox": ["10", "5", "wide", 15]}, {}, ["box with entries that are not numbers; taken from the segmentation"]),
     "true, nothing else": (
         {"bbox": [10, 5, True, 15], "segmentation": None},
@@ -132,7 +132,7 @@ OBJECTS: dict[str, Odd] = {
     "iscrowd true": ({"iscrowd": True}, {"crowd": True}, ["iscrowd true or false; taken as 1 or 0"]),
     "iscrowd 1": ({"iscrowd": 1}, {"crowd": True}, []),
     "iscrowd 2": ({"iscrowd": 2}, None, ["iscrowd neither 0 nor 1; skipped"]),
-    "iscrowd as text": ({"iscrowd": "0"}, None, ["iscrowd neither 0 nor 1; skipped"]),
+    "iscrowd as a string": ({"iscrowd": "0"}, None, ["iscrowd neither 0 nor 1; skipped"]),
     "no segmentation": ({"segmentation": None}, {"segmentation": None}, LOST),
     "no polygons": ({"segmentation": []}, {"segmentation": None}, LOST),
     "an empty polygon": (
@@ -268,7 +268,7 @@ LISTS: dict[str, tuple[list[Any], list[list[int]], list[str]]] = {
     "one id for two": (
         [annotated(5, 1), annotated(5, 1, (1, 1, 9, 9)), annotated(5, 2)],
         [[5, 6], [7]],
-        ["annotation without a positive integer of its own as id; numbered anew"] * 2,
+        ["annotation without a unique positive integer id; given a new id"] * 2,
     ),
     "one object twice": (
         [annotated(5, 1), annotated(5, 1), annotated(6, 2)],
@@ -278,12 +278,12 @@ LISTS: dict[str, tuple[list[Any], list[list[int]], list[str]]] = {
     "no id": (
         [annotated(8, 1), annotated(1, 1, id=None), annotated("a", 2), annotated([1], 2)],  # type: ignore[arg-type]
         [[8, 9], [10, 11]],
-        ["annotation without a positive integer of its own as id; numbered anew"] * 3,
+        ["annotation without a unique positive integer id; given a new id"] * 3,
     ),
     "id zero, which evaluation takes for none": (
         [annotated(0, 1), annotated(-4, 1), annotated(2**60, 2), annotated(1, 2)],
         [[2, 3], [4, 1]],
-        ["annotation without a positive integer of its own as id; numbered anew"] * 3,
+        ["annotation without a unique positive integer id; given a new id"] * 3,
     ),
     "an unknown image": (
         [annotated(1, 1), annotated(2, 99), annotated(3, "1"), annotated(4, None), annotated(5, [1])],  # type: ignore[arg-type]
@@ -327,20 +327,20 @@ REFUSED: dict[str, tuple[Any, list[str]]] = {
     "no category": (GOOD | {"categories": []}, ["file.json: 'categories' is empty; add some"]),
     "one id for two categories": (
         GOOD | {"categories": categories(ids=(7, 3, 7))},
-        ["file.json: categories[2]: 'mouse' has id 7, as 'cat' has; give every category its own"],
+        ["file.json: categories[2]: id 7 is already used by 'cat'; ids must be unique"],
     ),
     "one name for two categories": (
         GOOD | {"categories": categories(names=("cat", "dog", "cat"))},
-        ["categories[2]: there is another category 'cat'; give every category a name of its own"],
+        ["categories[2]: duplicate category name 'cat'; names must be unique"],
     ),
     "a category without id": (GOOD | {"categories": [{"name": "cat"}]}, ["categories[0] has id None; give an integer"]),
-    "a category without name": (GOOD | {"categories": [{"id": 3}]}, ["categories[0] has name None; give a text"]),
-    "a category that is a text": (GOOD | {"categories": ["cat"]}, ["categories[0] has id None; give an integer"]),
+    "a category without name": (GOOD | {"categories": [{"id": 3}]}, ["categories[0] has name None; give a string"]),
+    "a category that is a string": (GOOD | {"categories": ["cat"]}, ["categories[0] has id None; give an integer"]),
     "an unknown category": (
         document([entry(1)], [annotated(4, 1, category_id=5)]),
         ["annotation 4 has category_id 5, but the categories have ids [3, 7, 12]; add the category or remove it"],
     ),
-    "a category as text": (document([entry(1)], [annotated(4, 1, category_id="3")]), ["annotation 4 has category_id '3'"]),
+    "a category as a string": (document([entry(1)], [annotated(4, 1, category_id="3")]), ["annotation 4 has category_id '3'"]),
     "a category that is a list": (
         document([entry(1)], [annotated(4, 1, category_id=[3])]),
         ["annotation 4 has category_id [3]"],
@@ -348,18 +348,18 @@ REFUSED: dict[str, tuple[Any, list[str]]] = {
     "an annotation that is a list": (document([entry(1)], [[1, 2]]), ["annotations[0] is a list; give an object"]),
     "annotations of other images": (
         document([entry(1)], [annotated(1, 8), annotated(2, 9)]),
-        ["none of its 2 annotations is of one of its images; are they of another file?"],
+        ["none of its 2 annotations refers to one of its images; do they belong to another file?"],
     ),
     "one id for two images": (
         changed_image(id=1),
-        ["images[0] and images[1] both have id 1; give every image an id of its own"],
+        ["images[0] and images[1] both have id 1; ids must be unique"],
     ),
     "one file for two images": (
         changed_image(file_name=".//1.png"),
-        ["images[0] and images[1] are both '1.png'; remove one, and give its annotations to the other"],
+        ["images[0] and images[1] are both '1.png'; remove one, and move its annotations to the other"],
     ),
     "an image without id": (changed_image(id=None), ["images[1] has id None; give an integer"]),
-    "an id as text": (changed_image(id="2"), ["images[1] has id '2'; give an integer"]),
+    "an id as a string": (changed_image(id="2"), ["images[1] has id '2'; give an integer"]),
     "an image that is a number": (document([entry(1), 2], []), ["images[1] has id None"]),
     "no file name": (changed_image(file_name=None), ["images[1] has file_name None; give the path of its file below the"]),
     "an empty file name": (changed_image(file_name=" "), ["images[1] has file_name ' '; give the path"]),

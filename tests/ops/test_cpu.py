@@ -198,8 +198,8 @@ def test_what_a_mask_hides_changes_no_bit_and_gets_no_gradient(case, hidden, wid
 @pytest.mark.parametrize("width", [PADDED, DIRECT])
 def test_a_fused_projection_is_read_where_it_lies_and_results_lie_likewise(width, heads, dtype, monkeypatch):
     read = []
-    original = cpu.View
-    monkeypatch.setattr(cpu, "View", lambda data, *strides: (read.append(data), original(data, *strides))[1])
+    original = cpu.TensorView
+    monkeypatch.setattr(cpu, "TensorView", lambda data, *strides: (read.append(data), original(data, *strides))[1])
     fused = torch.randn(2, 70, 3, heads, width, dtype=dtype, requires_grad=True)
     q, k, v = (fused[:, :, i].transpose(1, 2) for i in range(3))  # (B, H, N, D)
     power = random_inputs(heads=heads, width=width, dtype=dtype)[3]

@@ -6,7 +6,7 @@ its FLOPs). As the paper counts: see polaformer.backbones.published.
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from polaformer.attention import WindowAttention
 from polaformer.attention.layer.gate import LinearGate
-from polaformer.backbones import Backbone, create_model
-from polaformer.backbones.published import PaperRow, with_mechanism
+from polaformer.backbones import Backbone
+from polaformer.backbones.published import PaperRow
 from polaformer.backbones.pvt import UnusedNorm
-from polaformer.backbones.registry import MODELS
 
 LAYERS = (nn.Linear, nn.Conv2d, nn.LayerNorm, LinearGate)  # whose parameters the paper counts
 LAYER_OPERATORS = ("addmm", "mm", "convolution")
@@ -57,17 +56,6 @@ def count_pass(model: nn.Module, forward: Callable[[Any], object]) -> ModelCount
         paper_params=sum(parameter.numel() for layer in layers for parameter in layer.parameters(recurse=False)),
         paper_macs=in_layers + in_norms + MACS_PER_SOFTMAX_ELEMENT * elements["softmax"],
     )
-
-
-def count_named(name: str, **options: Any) -> ModelCounts:
-    """The counts of a model by name, without allocating memory for it."""
-    with torch.device("meta"):
-        return count(cast(Backbone, create_model(name, **options)))
-
-
-def count_rival(name: str, mechanism: str) -> ModelCounts:
-    """The counts of a model by name with another mechanism, as in the rows of the paper's tables."""
-    return count_named(name, attention=with_mechanism(mechanism, MODELS[name].config))
 
 
 def is_reproduced(row: PaperRow, counts: ModelCounts) -> tuple[bool, bool]:

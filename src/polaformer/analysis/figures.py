@@ -14,12 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Okabe and Ito's palette, safe for colour-blind readers.
-COLOURS = {
-    "softmax": "#D55E00",
-    "linear": "#999999",
-    "polarity, same sign": "#0072B2",
-    "polarity, opposite sign": "#56B4E9",
-}
+COLOURS = {"softmax": "#D55E00", "linear": "#999999", "polarity, same sign": "#0072B2", "polarity, opposite sign": "#56B4E9"}
 STYLE: Any = {"font.size": 9.0, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 9.0}
 
 
@@ -40,12 +35,7 @@ def save_sharpness(path: Path, found: Sequence[Sharpness], image: Tensor, *, que
 
 
 def save_times(
-    path: Path,
-    lengths: Sequence[int],
-    times: dict[str, Sequence[float | None]],
-    slopes: dict[str, float | None],
-    *,
-    title: str,
+    path: Path, lengths: Sequence[int], times: dict[str, Sequence[float | None]], slopes: dict[str, float | None], *, title: str
 ) -> None:
     """Plots seconds per forward pass against the number of tokens on log-log axes: a line per mechanism, slopes in the legend.
 

@@ -19,9 +19,9 @@ from polaformer.analysis.call_memory import allocated_peak
 from polaformer.analysis.timing import Ratio, Timing, measure, slowdown
 from polaformer.attention.layer.published_layer import PublishedSoftmax
 from polaformer.data.randomness import reseed
-from polaformer.recipes.lra import recipe_of
+from polaformer.data.sources.lra.datasets import DatasetName
+from polaformer.recipes.lra import build_recipe
 from polaformer.tasks.sequence.data import SequenceBatch
-from polaformer.tasks.sequence.datasets import DatasetName
 from polaformer.tasks.sequence.description import describe
 from polaformer.tasks.sequence.objective import SequenceObjective
 from polaformer.training.optim import create_optimizer
@@ -62,7 +62,7 @@ class TrainingStep:
     """A call that makes one update of a model on random sequences, in micro-batches."""
 
     def __init__(self, task: DatasetName, row: str, batch: int, micro_batch: int, device: str) -> None:
-        recipe = recipe_of(task, BASELINE if row == MATERIALISED else row)
+        recipe = build_recipe(task, BASELINE if row == MATERIALISED else row)
         options = tuple(pair for pair in recipe.attention_options or () if not pair.startswith("dropout="))
         self.description, self.device = describe(replace(recipe, attention_options=options or None)), device
         reseed(0)

@@ -11,10 +11,10 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from polaformer.data.sources.lra.datasets import DatasetName
 from polaformer.errors import DataError
-from polaformer.recipes.lra import recipe_of
+from polaformer.recipes.lra import build_recipe
 from polaformer.tasks.recipe import as_values
-from polaformer.tasks.sequence.datasets import DatasetName
 from polaformer.tasks.sequence.published import ROWS, TASKS, printed_accuracy
 from polaformer.tasks.sequence.recipe import SequenceRecipe
 from polaformer.tasks.sequence.rows import ARENA_ROWS
@@ -48,7 +48,7 @@ class FoundRun:
     @property
     def setup(self) -> str:
         """The settings that differ from those of the task's recipe and may change the result; "" if there are none."""
-        usual, own = as_values(recipe_of(self.recipe.dataset, "softmax")), as_values(self.recipe)
+        usual, own = as_values(build_recipe(self.recipe.dataset, "softmax")), as_values(self.recipe)
         changed = {name: own[name] for name in own if name not in NEUTRAL and own[name] != usual[name]}
         return ", ".join(f"{name} {value}" for name, value in changed.items())
 

@@ -17,7 +17,6 @@ from polaformer.ops.entropy import positive_sequence_entropy
 from polaformer.ops.polarity.variants import polarity_maps
 
 POWERS = (1.0, 2.0, 3.0, 5.0)
-DIGIT_SIDE = 8  # pixels
 
 
 @dataclass(frozen=True)

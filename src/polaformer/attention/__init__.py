@@ -4,13 +4,4 @@ from polaformer.attention.layer.attention_layer import AttentionLayer, PolaAtten
 from polaformer.attention.layer.window_attention import WindowAttention
 from polaformer.attention.registry import create, create_layer, facts, names, option_names
 
-__all__ = [
-    "AttentionLayer",
-    "PolaAttention",
-    "WindowAttention",
-    "create",
-    "create_layer",
-    "facts",
-    "names",
-    "option_names",
-]
+__all__ = ["AttentionLayer", "PolaAttention", "WindowAttention", "create", "create_layer", "facts", "names", "option_names"]

@@ -3,7 +3,8 @@
 # B batch, H heads, N queries, M keys, D head width, F features
 """
 
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -36,6 +37,10 @@ class LayerParts:
     local_mlp: bool = False
     core_options: tuple[tuple[str, Any], ...] = ()
 
+    def with_options(self, options: Mapping[str, Any]) -> "LayerParts":
+        """The parts of a layer for which `options` replace some of these."""
+        return replace(self, **{name: options[name] for name in ("gate", "conv", "kernel_size") if name in options})
+
     def layer_options(self, tokens: int | Grid | None) -> dict[str, Any]:
         """The arguments of AttentionLayer for a native number of tokens, or for the (height, width) of their grid."""
         options: dict[str, Any] = {"gate": self.gate, "conv": self.conv, "kernel_size": self.kernel_size}
@@ -63,6 +68,7 @@ class Facts:
     reads_masked: neither the core nor the layer zeroes masked tokens, because the published code reads them.
     in_windows: in Swin it attends within shifted windows (WindowAttention).
     takes_bias: it supports an additive bias, as windows need.
+    coarse: names and values of arguments with which it approximates already at 257 tokens, where checks see it.
     set_by_model: names of the core's arguments that are also arguments of the backbones.
     published: the parts that it is published with.
     """
@@ -84,6 +90,7 @@ class Facts:
     reads_masked: bool = False
     in_windows: bool = False
     takes_bias: bool = False
+    coarse: tuple[tuple[str, Any], ...] = ()
     set_by_model: tuple[str, ...] = ()
     published: LayerParts = LayerParts()
 

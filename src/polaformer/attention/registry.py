@@ -60,8 +60,8 @@ _CORES: dict[str, Callable[..., Core]] = {
     "synthesizer": SynthesizerCore,
 }
 GIVEN_TO_WINDOWS = ("dim", "num_heads", "window", "core")
-# Mechanisms with their own layer class, which also creates the core.
-_LAYERS: dict[str, type[AttentionLayer]] = {"pola": PolaAttention}
+# Layer classes that create their core themselves, by its class.
+_LAYERS: dict[Callable[..., Core], type[AttentionLayer]] = {PolaCore: PolaAttention}
 
 
 def names() -> list[str]:
@@ -105,8 +105,7 @@ def create_layer(
 ) -> AttentionLayer:
     """The multi-head layer around the mechanism called `name`, with the parts it is published with unless options change them.
 
-    `facts(name).published` lists them: for pola a gate, a 5×5 depthwise convolution and key positions; for focused the same
-    without the gate; for angular a convolution over the sequence with 9 taps; for the others only the projections.
+    `facts(name).published` lists them.
     tokens: the native number of tokens of a sequence, or (height, width) of a grid; None: no key positions, no max_length.
     window: the side of windows to attend in, without the published parts and without tokens; then a WindowAttention.
     options: arguments of AttentionLayer, or of WindowAttention, and of the core.
@@ -128,8 +127,8 @@ def create_layer(
     if about.needs_length and tokens is not None and "max_length" not in options:
         options = _sizes(about.sized_by, tokens, num_prefix_tokens, options.get("reduction", 1)) | options
     settings = about.published.layer_options(tokens) | options | {"num_prefix_tokens": num_prefix_tokens}
-    if name in _LAYERS:
-        return _LAYERS[name](dim, num_heads, **settings)
+    if layer_type := _LAYERS.get(_core_type(name)):
+        return layer_type(dim, num_heads, **settings)
     core_options = {key: settings.pop(key) for key in core_arguments if key in settings}
     core = create(name, num_heads=num_heads, head_dim=dim // num_heads, **core_options)
     return AttentionLayer(dim, num_heads, core, **settings)

@@ -35,6 +35,7 @@ class Backbone(nn.Module):
     units: ClassVar[str]  # the attribute whose modules return one feature map each: "stages" or "blocks"
     first_conv: ClassVar[str]  # the name of the first convolution, for timm
     pools: tuple[str, ...] = ("avg", "")
+    dense_norms: ClassVar[bool] = False  # whether the published models for dense tasks have a norm per feature map
     translate: Callable[..., None]  # renames published parameters in a state dict, in place
     norm: nn.Module
 

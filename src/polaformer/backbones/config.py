@@ -158,13 +158,14 @@ class BackboneConfig:
         convolution would mix tokens that are neighbours only by the cyclic shift, and tables as large as the grid (key
         positions, a matrix gate) do not apply.
         """
-        known, published = self._known_options(mechanism), facts(mechanism).published
+        known = self._known_options(mechanism)
         found = {name: value for name, value in (self.attention_options or {}).items() if name in known}
         if self.in_windows(mechanism) and found.get("gate") == "matrix":
             del found["gate"]
-        if found.get("gate", published.gate) is None:
+        parts = facts(mechanism).published.with_options(found)
+        if parts.gate is None:
             found.pop("gate_init", None)
-        if found.get("conv", published.conv) is None:
+        if parts.conv is None:
             found.pop("kernel_size", None)
         return found
 

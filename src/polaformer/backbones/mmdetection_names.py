@@ -26,7 +26,7 @@ from typing import Any
 
 from torch import Tensor
 
-StateDict = dict[str, Any]
+from polaformer.weights.files import StateDict
 
 _SWIN = (
     (r"^patch_embed\.projection\.", "stages.0.patch_embed.proj."),

@@ -21,7 +21,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-StateDict = dict[str, Any]
+from polaformer.weights.files import StateDict
+
 Rules = tuple[tuple[str, str], ...]
 
 _PVT: Rules = (

@@ -26,7 +26,7 @@ from polaformer.ops.grid import Grid
 from polaformer.weights.errors import WeightsError
 
 
-class Features(FeatureGetterNet):
+class TimmFeatures(FeatureGetterNet):
     """timm's feature wrapper, which also accepts a pixel mask."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> list[Tensor]:
@@ -60,6 +60,11 @@ MODELS: dict[str, Variant] = {
     for family, (cls, variants) in _FAMILIES.items()
     for size, options in variants.items()
 }
+
+
+def softmax_twin(name: str) -> str:
+    """The name of the same model with softmax attention in all stages: "softmax_swin_tiny" for "pola_swin_tiny"."""
+    return f"softmax_{name.partition('_')[2]}"
 
 
 def list_models(pattern: str | Sequence[str] = "*") -> list[str]:
@@ -117,7 +122,7 @@ def build(name: str, *, pretrained: bool = False, **options: Any) -> nn.Module:
         pretrained,
         pretrained_cfg_overlay={"input_size": (config.in_chans, *config.grid)} | overlay,
         pretrained_filter_fn=fit_state_dict,
-        feature_cfg={"out_indices": config.num_outputs, "feature_cls": Features},
+        feature_cfg={"out_indices": config.num_outputs, "feature_cls": TimmFeatures},
         **arguments,
     )
     inner = cast(Backbone, unwrapped(model))

@@ -76,7 +76,7 @@ class SwinConfig(BackboneConfig):
 class Swin(Pyramid):
     """Swin with the given attention in each stage; takes the fields of SwinConfig."""
 
-    config_type, translate = SwinConfig, staticmethod(translate_swin)
+    config_type, translate, dense_norms = SwinConfig, staticmethod(translate_swin), True
 
     def __init__(self, **options: Any) -> None:
         config = SwinConfig.of(options)
@@ -109,12 +109,7 @@ def _attention(config: SwinConfig, stage: StageConfig, window: int, *, shifted: 
 # Settings and drop path rates of the released configurations; 384 has those of 224, as none is released for small.
 _TINY = {"depths": (2, 2, 6, 2), "drop_path_rate": 0.2}
 _SMALL = {"depths": (2, 2, 18, 2), "drop_path_rate": 0.3}
-_BASE = {
-    "dims": (128, 256, 512, 1024),
-    "depths": (2, 2, 18, 2),
-    "num_heads": (4, 8, 16, 32),
-    "drop_path_rate": 0.5,
-}
+_BASE = {"dims": (128, 256, 512, 1024), "depths": (2, 2, 18, 2), "num_heads": (4, 8, 16, 32), "drop_path_rate": 0.5}
 _AT_384 = {"img_size": 384, "windows": 12}
 VARIANTS: dict[str, dict[str, Any]] = {
     "tiny": _TINY,

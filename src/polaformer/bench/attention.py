@@ -25,16 +25,6 @@ BASELINE = "softmax"
 TOLERANCE = 1e-4  # of float32 against maps in float64; correct ones stay near 1e-6, and iterated inverses lose a digit
 SHORT = 257  # tokens at which correctness is checked: not a multiple of blocks, chunks and landmarks
 PROBES = (SHORT, 4 * SHORT)  # tokens that are tried first if the first length has more
-# Options with which no mechanism sees all pairs at SHORT tokens. Others are checked only with the options they are timed with.
-SMALL: dict[str, dict[str, Any]] = {
-    **{name: {"block": 16} for name in ("bigbird", "local")},
-    **{name: {"num_landmarks": 16} for name in ("nystrom", "skyformer")},
-    "informer": {"factor": 2},
-    "linformer": {"rank": 16},
-    "longformer": {"window": 32},
-    "performer": {"num_features": 16},
-    "reformer": {"chunk": 16},
-}
 DRAWS = 3  # in the check of a stochastic mechanism
 FORWARD, BOTH, SAVED = "forward", "both", "saved"  # inference; forward and backward; what is saved between the two
 PASSES, KINDS = (FORWARD, BOTH), (FORWARD, BOTH, SAVED)  # of memory: peaks without the parameters, and bytes
@@ -81,11 +71,11 @@ def benchmark(lengths: Sequence[int], names: Sequence[str], settings: BenchSetti
 def relative_error(name: str, settings: BenchSettings, length: int) -> float:
     """The worst relative error of output and gradients in float32 against the mechanism's own maps in float64, batch 1.
 
-    It is checked with the options it is timed with, and with those of SMALL. A stochastic mechanism gets the same draw in both
+    It is checked with the options it is timed with, and with its coarse ones. A stochastic mechanism gets the same draw in both
     precisions. If it draws what to attend to, rounding may occasionally choose differently: the median of several draws counts.
     """
     inputs = random_inputs((1, *settings.shape(length)[1:]), device=settings.device)
-    cores = [build(name, length, settings, **options) for options in ({}, SMALL.get(name)) if options is not None]
+    cores = [build(name, length, settings, **dict(options)) for options in dict.fromkeys(((), facts(name).coarse))]
     draws = range(DRAWS if facts(name).stochastic else 1)
 
     def error(core: nn.Module, seed: int) -> float:

@@ -1,20 +1,20 @@
-"""A detector around our backbone, the same computed as published, and around the softmax twin: its backbone, and all of it."""
+"""A detector with our backbone, the same computed as published, and with the softmax twin: its backbone, and all of it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 
 from polaformer.attention.layer.published_layer import as_published
+from polaformer.backbones.registry import softmax_twin
 from polaformer.bench.model import OURS, PUBLISHED, TWIN, Step, compare, make_attention_matter
 from polaformer.bench.runner import BenchSettings, Measurement, seeded
 from polaformer.ops.grid import Grid
-from polaformer.tasks.detection.cascade import CascadeMaskRCNN
 from polaformer.tasks.detection.description import DetectorDescription
-from polaformer.tasks.detection.detector import Detector
-from polaformer.tasks.detection.mask_rcnn import MaskRCNN
+from polaformer.tasks.detection.detector import Detector, Heads
+from polaformer.tasks.detection.detector_facts import DetectorName
 
 Part = Literal["backbone", "detector"]
 PARTS: dict[Part, str] = {"backbone": "its backbone", "detector": "whole"}
@@ -22,7 +22,7 @@ NUM_CLASSES, NUM_OBJECTS, NUM_REGIONS = 80, 8, 1000
 
 
 def benchmark(
-    part: Part, detector: str, backbone: str, size: Grid, settings: BenchSettings
+    part: Part, detector: DetectorName, backbone: str, size: Grid, settings: BenchSettings
 ) -> tuple[dict[str, Measurement], list[str]]:
     """Rows of ours and its rivals on random images of that (height, width), and notes.
 
@@ -38,7 +38,7 @@ def benchmark(
     return compare({**inside} if part == "backbone" else {**whole}, settings, checked=checked)
 
 
-def build(detector: str, backbone: str, device: str = "cpu") -> dict[str, Detector]:
+def build(detector: DetectorName, backbone: str, device: str = "cpu") -> dict[str, Detector]:
     """Ours, the same computed as published, and its softmax twin; with random parameters, without drop path."""
 
     def described(name: str) -> DetectorDescription:
@@ -48,7 +48,7 @@ def build(detector: str, backbone: str, device: str = "cpu") -> dict[str, Detect
     with seeded(0, "cpu"):
         ours = described(backbone).build()
         make_attention_matter(ours)
-        twin = described(backbone.replace("pola_", "softmax_")).build()
+        twin = described(softmax_twin(backbone)).build()
     published = as_published(ours)
     assert isinstance(published, Detector)
     for model in (ours, published, twin):
@@ -61,9 +61,10 @@ def with_same_regions(model: Detector) -> None:
 
     Proposals of random weights differ by chance, and the mask head costs as much as there are regions of objects.
     """
-    if not isinstance(model.heads, MaskRCNN | CascadeMaskRCNN):
+    proposals = cast(Heads, model.heads).proposals
+    if proposals is None:
         return
-    rpn = model.heads.proposals.rpn
+    rpn = proposals.rpn
     compute = rpn.filter_proposals
 
     def filter_proposals(boxes: Tensor, objectness: Tensor, sizes: list[Grid], per_level: list[int]) -> Any:

@@ -18,6 +18,7 @@ from polaformer.attention import PolaAttention
 from polaformer.attention.layer.gate import LinearGate
 from polaformer.attention.layer.published_layer import as_published
 from polaformer.backbones import Backbone, create_model
+from polaformer.backbones.registry import softmax_twin
 from polaformer.bench.contenders import COMPILED, compiled, noting_failure
 from polaformer.bench.runner import BenchSettings, Cost, Measurement, seeded, time_in_turns
 
@@ -101,7 +102,7 @@ def build(name: str, size: int, *, device: str = "cpu", **options: Any) -> dict[
         ours = create_model(name, img_size=size, drop_path_rate=0.0, **options)
         make_attention_matter(ours)
         models = {OURS: ours, PUBLISHED: as_published(ours)}
-        models[TWIN] = create_model(name.replace("pola_", "softmax_"), img_size=size, drop_path_rate=0.0, **options)
+        models[TWIN] = create_model(softmax_twin(name), img_size=size, drop_path_rate=0.0, **options)
         rival = TIMM.get(name.removeprefix("pola_"))
         if rival is not None:
             sized = {} if rival.startswith("pvt") else {"img_size": size}

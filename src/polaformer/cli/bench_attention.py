@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from rich.table import Table
 
-from polaformer.cli.bench_options import NONE, Lengths, Report, Timed, records
+from polaformer.cli.bench_options import Lengths, Report, Timed, records
 from polaformer.cli.bench_tables import IN_BRACKETS, Columns, cell, mebibytes, number, ratio_text, skipped_text, table
 from polaformer.cli.errors import UsageError
+from polaformer.cli.options import NONE
 from polaformer.cli.output import figure_title, machine_lines
 from polaformer.errors import nearest
 

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from polaformer.cli.bench_model import Case, OfModels, check_sides
+from polaformer.tasks.detection.detector_facts import DetectorName
 
 
 @dataclass(frozen=True)
 class BenchDetector(OfModels):
-    """Time detectors around our backbones against their published form and their softmax twins.
+    """Time detectors with our backbones against their published form and their softmax twins.
 
     The backbone inside the detector and the whole detector are timed, each with its rivals interleaved in one run, in float32,
     on images without padding. What the backbone computes, and in a training step its gradients, must agree with the authors'
@@ -22,7 +22,7 @@ class BenchDetector(OfModels):
     Example: polaformer bench detector --detector retinanet --models pola_pvt_small --size 640 960
     """
 
-    detector: Literal["retinanet", "mask-rcnn", "cascade-mask-rcnn"] = "mask-rcnn"
+    detector: DetectorName = "mask-rcnn"
     """The detector around the backbones."""
     models: tuple[str, ...] = ("pola_pvt_tiny",)
     """Names of our backbones, separated by spaces; `polaformer models "pola_[ps]*"` lists them."""

@@ -7,11 +7,11 @@ from math import isfinite, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
-import tyro
 from rich.table import Table
 
 from polaformer.cli.bench_tables import PASSES
 from polaformer.cli.errors import INCORRECT, NOISY, UsageError
+from polaformer.cli.options import NONE
 from polaformer.cli.output import counted, load, prepare_folder, print_all, print_json, print_line, steps, threads_text
 from polaformer.errors import nearest
 from polaformer.extras import require
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from polaformer.bench.runner import BenchSettings, Measurement
 
 
-NONE = tyro.conf.arg(help_behavior_hint="(default: none)")  # tyro shows an empty tuple as "(default: )"
 Found = TypeVar("Found")
 SHAPES = ("4,4,3136,32", "8,3,196,64", "1,8,16384,32", "1,4,65536,64")
 MAX_HEAD_WIDTH = 1024

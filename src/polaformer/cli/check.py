@@ -27,8 +27,8 @@ PROGRAM = "polaformer check"
 class Check(DynamicCommand):
     """Read a whole dataset and list its problems.
 
-    Finds images that are damaged, truncated, too large, or not images; the same image in training and validation, or in two
-    classes; and, given a manifest written earlier, files that have changed. The exit code is 65 if there are problems.
+    Finds unreadable samples; the same content in two splits or under two labels; mistakes in COCO annotations; and, given a
+    manifest, files that have changed. The exit code is 65 if there are problems.
 
     Example: polaformer check photos
 
@@ -38,7 +38,7 @@ class Check(DynamicCommand):
     inputs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="DATA", help_behavior_hint=REQUIRED)]] = (
         field(default=(), metadata=POSITIONAL)
     )
-    """The data, as for train: a folder, a .tar, an .npz, hfds:FOLDER, or digits."""
+    """The data, as for train: an image folder, .tar, .npz, hfds:FOLDER, digits, COCO data, or a Long Range Arena dataset."""
     task: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """The task that the data are for; detected if not given."""
     manifest: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None

@@ -27,7 +27,7 @@ def find_checkpoint(arguments: Sequence[str], program: str) -> CheckpointOption:
         raise UsageError(f"no weights given; name a run, one of its checkpoints or a weights file: {program} --checkpoint PATH")
     path = Path(value)
     if not os.path.exists(path):
-        raise UsageError(f"there is no {path}; give a run, one of its checkpoints, or a weights file")
+        raise UsageError(f"{path} does not exist; give a run, one of its checkpoints, or a weights file")
     load("polaformer.training.run", "polaformer.weights.files")
     from polaformer.training.run import weights_file
 

@@ -187,10 +187,7 @@ def time_at(length: int, *, rounds: int = 15, seconds: float = 6.0, seed: int = 
     from polaformer.ops.polarity.operator import polarity_attention
 
     q, k, v, power, _ = random_inputs((1, NUM_HEADS, length, WIDTH), seed=seed)
-    calls = {
-        "polarity": lambda: polarity_attention(q, k, v, power),
-        "softmax": lambda: F.scaled_dot_product_attention(q, k, v),
-    }
+    calls = {"polarity": lambda: polarity_attention(q, k, v, power), "softmax": lambda: F.scaled_dot_product_attention(q, k, v)}
     with torch.inference_mode():
         return measure(calls, baseline="softmax", rounds=rounds, seconds=seconds)
 

@@ -40,7 +40,9 @@ COMMANDS: dict[str, Entry] = {
     "train": Entry("train", "Train", "Train a recipe, optionally on your own data."),
     "resume": Entry("resume", "Resume", "Resume a stopped or killed run, bit-for-bit as if it had never been interrupted."),
     "eval": Entry("evaluate", "Evaluate", "Evaluate a model on a split of a dataset, by default validation."),
-    "predict": Entry("predict", "Predict", "Predict with a trained model: for each input, its most probable classes."),
+    "predict": Entry(
+        "predict", "Predict", "Predict with a trained model: classes of images and documents, or objects on images."
+    ),
     "sweep": Entry(
         "sweep", "Sweep", "Train every cell of a sweep with every seed, and tabulate the mean and standard deviation."
     ),
@@ -73,7 +75,7 @@ COMMANDS: dict[str, Entry] = {
     "bench detector": Entry(
         "bench_detector",
         "BenchDetector",
-        "Time detectors around our backbones against their published form and their softmax twins.",
+        "Time detectors with our backbones against their published form and their softmax twins.",
     ),
     "bench memory": Entry(
         "bench_memory",
@@ -84,9 +86,7 @@ COMMANDS: dict[str, Entry] = {
         "bench_attention", "BenchAttention", "Compare all attention mechanisms: time and memory against the number of tokens."
     ),
     "table lra": Entry(
-        "table_lra",
-        "TableLra",
-        "Show the paper's table of the Long Range Arena beside the accuracies of our own runs.",
+        "table_lra", "TableLra", "Show the paper's table of the Long Range Arena beside the accuracies of our own runs."
     ),
     "table lra-speed": Entry(
         "table_lra_speed",

@@ -27,9 +27,9 @@ class Models:
     pattern: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="PATTERN")]] = "*"
     """Model names to list; * matches anything, as in "*_384"."""
     task: str = DEFAULT
-    """The task whose models to list."""
+    """Task whose models to list: classification, detection, sequence, or one of another package."""
     attention: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="(default: none)")] = ()
-    """Mechanisms to use instead of each model's own, or "all"; without PATTERN: the rows of the paper's Table 1."""
+    """Mechanisms to use instead of each model's own, or "all". Classification without PATTERN: rows of the paper's Table 1."""
     json: bool = False
     """Print the result as JSON on stdout, and nothing else."""
 

@@ -7,7 +7,7 @@ problems at once.
 import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, make_dataclass, replace
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -16,6 +16,7 @@ from polaformer.tasks.options import convert_tuple, describe_type, unwrap_option
 from polaformer.tasks.recipe import option_names
 
 BOOLEANS = ("true", "false")
+NONE = tyro.conf.arg(help_behavior_hint="(default: none)")  # tyro shows an empty tuple as "(default: )"
 
 
 def parse(arguments: Sequence[str], *defaults: Any, program: str) -> tuple[Any, ...]:
@@ -61,8 +62,16 @@ def wants_help(arguments: Iterable[str]) -> bool:
 
 def print_help(program: str, about: str, *defaults: Any) -> int:
     """Prints help on the options of all the dataclasses, and returns the exit code."""
-    combined: Any = make_dataclass("Options", [], bases=tuple(type(one) for one in reversed(defaults)), frozen=True)
-    default = combined(**{field.name: getattr(one, field.name) for one in defaults for field in fields(one)})
+    values = {field.name: getattr(one, field.name) for one in defaults for field in fields(one)}
+    hints = {name: hint for one in defaults for name, hint in get_type_hints(type(one), include_extras=True).items()}
+    empty = [
+        (name, Annotated[hints[name], NONE], value)
+        for name, value in values.items()
+        if value == () and get_origin(hints[name]) is not Annotated
+    ]
+    bases = tuple(type(one) for one in reversed(defaults))
+    combined: Any = make_dataclass("Options", empty, bases=bases, frozen=True, kw_only=True)
+    default = combined(**values)
     config = (tyro.conf.FlagCreatePairsOff,)
     try:
         tyro.cli(combined, prog=program, description=inspect.cleandoc(about), args=["--help"], default=default, config=config)

@@ -19,7 +19,7 @@ PROGRAM = "polaformer predict"
 
 @dataclass(frozen=True)
 class Predict(DynamicCommand):
-    """Predict with a trained model: for each input, its most probable classes.
+    """Predict with a trained model: classes of images and documents, or objects on images.
 
     Unreadable inputs are listed at the end and make the exit code 65; the other inputs are still predicted. The options below
     are for image classification; --checkpoint PATH --help lists those for the task of these weights.

@@ -44,7 +44,7 @@ class Resume(DynamicCommand):
             raise UsageError("no run given; name its directory first, as in: polaformer resume runs/digits/pola-vit-tiny/…")
         folder = Path(arguments[0])
         if not os.path.lexists(folder):
-            raise DataError(f"there is no {folder}; give a run directory, as printed by `polaformer train`")
+            raise DataError(f"{folder} does not exist; give a run directory, as printed by `polaformer train`")
         require("train", "accelerate", "tensorboard", "matplotlib")
         load("polaformer.tasks.running")
         recipe = load_recipe(folder)

@@ -10,9 +10,9 @@ from rich.table import Table
 from polaformer.cli.errors import INCORRECT, UsageError
 from polaformer.cli.output import load, new_table, prepare_folder, print_all, print_json
 from polaformer.cli.sweep import check_jobs, threads_per_run, train_unfinished
+from polaformer.data.sources.lra.datasets import DatasetName
 from polaformer.errors import nearest, raise_all
-from polaformer.recipes.lra import recipe_of
-from polaformer.tasks.sequence.datasets import DatasetName
+from polaformer.recipes.lra import build_recipe
 from polaformer.tasks.sequence.published import ROWS, SOURCES, TASKS, printed_accuracy
 from polaformer.tasks.sequence.recipe import SequenceRecipe
 from polaformer.tasks.sequence.rows import ARENA_ROWS
@@ -118,7 +118,7 @@ class TableLra:
 
     def _recipe(self, task: DatasetName, row: str) -> SequenceRecipe:
         """The recipe of a cell; its warm-up is the same share of the steps as in the published schedule."""
-        recipe = recipe_of(task, row)
+        recipe = build_recipe(task, row)
         changes: dict[str, Any] = {"data": self._folders[task]}
         if self.accumulation is not None:
             changes["accumulation"] = self.accumulation

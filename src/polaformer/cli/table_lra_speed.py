@@ -8,8 +8,8 @@ from rich.table import Table
 from polaformer.cli.bench_tables import IN_BRACKETS, mebibytes, number, ratio_text
 from polaformer.cli.errors import UsageError
 from polaformer.cli.output import counted, load, machine_lines, new_table, print_all, print_json
+from polaformer.data.sources.lra.datasets import DATASETS, DatasetName
 from polaformer.errors import nearest
-from polaformer.tasks.sequence.datasets import DATASETS, DatasetName
 from polaformer.tasks.sequence.published import SPEED, TASKS, printed_memory, printed_speedup
 from polaformer.tasks.sequence.rows import ARENA_ROWS
 

@@ -18,6 +18,7 @@ from polaformer.data.masks import has_pixels, masks_of, rle_of
 from polaformer.data.padded_images import pad_images
 from polaformer.data.sources.coco import CocoSource
 from polaformer.data.sources.coco_annotations import Annotation
+from polaformer.ops.grid import Grid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class DetectionBatch(Batch):
 
     images: Tensor
     mask: Tensor
-    sizes: list[tuple[int, int]]
+    sizes: list[Grid]
     targets: list[dict[str, Tensor]]
     truths: list[dict[str, Any]]
 
@@ -95,7 +96,7 @@ class DetectionReader:
             bad=bad,
         )
 
-    def _target(self, objects: list[Annotation], size: tuple[int, int]) -> dict[str, Tensor]:
+    def _target(self, objects: list[Annotation], size: Grid) -> dict[str, Tensor]:
         masks = {}
         if self.with_masks:
             known = [(one, rle_of(one.segmentation, size)) for one in objects if one.segmentation is not None]
@@ -118,12 +119,12 @@ def normalised(image: Image, mean: Sequence[float], std: Sequence[float]) -> Ten
     return torch.from_numpy(channels).float().sub_(centre).div_(spread)
 
 
-def aspect_groups(sizes: Sequence[tuple[int, int]]) -> list[int]:
+def aspect_groups(sizes: Sequence[Grid]) -> list[int]:
     """For `Order.groups`: 1 for images wider than high, else 0, so that images of a batch need little padding."""
     return [int(width > height) for height, width in sizes]
 
 
-def _record(one: Annotation, image_id: int, mask_size: tuple[int, int] | None) -> dict[str, Any]:
+def _record(one: Annotation, image_id: int, mask_size: Grid | None) -> dict[str, Any]:
     """An annotation in COCO's form. mask_size: (height, width) of the image if the segmentation is wanted."""
     left, top, right, bottom = one.box
     record = {

@@ -16,10 +16,10 @@ from PIL.Image import Image, Resampling, Transpose
 from polaformer.data.masks import Segmentation, mask_of, rle_from_mask
 from polaformer.data.sources.coco_annotations import Annotation, Box
 from polaformer.errors import SettingsError
+from polaformer.ops.grid import Grid
 
-Size = tuple[int, int]  # (height, width)
 # Boxes that are narrower vanish; where coordinates are in the thousands, float32 resolves a ten-thousandth of a pixel.
-LEAST_SIDE = 0.01
+MIN_SIDE = 0.01
 
 
 class DetectionTransform(Protocol):
@@ -30,7 +30,7 @@ class DetectionTransform(Protocol):
         ...
 
 
-def resized_size(size: Size, shorter: int, longest: float) -> Size:
+def resized_size(size: Grid, shorter: int, longest: float) -> Grid:
     """The size at which the shorter side is `shorter`, or less if the longer one would exceed `longest`.
 
     Sides are rounded down, as in torchvision's GeneralizedRCNNTransform, even 799.9999 if `shorter` is 800. They are at least
@@ -48,7 +48,7 @@ class View:
     """
 
     region: Box
-    size: Size
+    size: Grid
     mirrored: bool = False
 
     def __call__(self, image: Image, annotations: Sequence[Annotation]) -> tuple[Image, list[Annotation]]:
@@ -70,17 +70,17 @@ class View:
             found[:, 0] = width - found[:, 0]
         return found
 
-    def _annotation(self, one: Annotation, size: Size) -> Annotation | None:
+    def _annotation(self, one: Annotation, size: Grid) -> Annotation | None:
         """An annotation of an image of that size in the view, or None if its box vanishes; its area is not cropped."""
         corners = self.points(np.array(one.box).reshape(2, 2)).clip(0, self.size[::-1])  # (2, 2)
         (left, top), (right, bottom) = corners.min(axis=0).tolist(), corners.max(axis=0).tolist()
-        if min(right - left, bottom - top) < LEAST_SIDE:
+        if min(right - left, bottom - top) < MIN_SIDE:
             return None
         seen = (self.region[2] - self.region[0]) * (self.region[3] - self.region[1])
         area = one.area * self.size[0] * self.size[1] / seen
         return replace(one, box=(left, top, right, bottom), area=area, segmentation=self._segmentation(one.segmentation, size))
 
-    def _segmentation(self, segmentation: Segmentation | None, size: Size) -> Segmentation | None:
+    def _segmentation(self, segmentation: Segmentation | None, size: Grid) -> Segmentation | None:
         """Polygons may leave the view; rasterising cuts them off. Run lengths are resampled, to the nearest pixel."""
         if segmentation is None:
             return None
@@ -100,7 +100,7 @@ class Resize:
     def __post_init__(self) -> None:
         _check_sides(shorter=(self.shorter,), longest=self.longest)
 
-    def view(self, size: Size) -> View:
+    def view(self, size: Grid) -> View:
         """The view of an image of that size."""
         return View((0.0, 0.0, float(size[1]), float(size[0])), resized_size(size, self.shorter, self.longest))
 
@@ -127,7 +127,7 @@ class RandomCrop:
             raise SettingsError(f"the sides of a random crop are {self.least} to {self.most} pixels; give 1 ≤ least ≤ most")
         _check_prob("the probability of a random crop", self.prob)
 
-    def region(self, size: Size) -> tuple[Box, Size]:
+    def region(self, size: Grid) -> tuple[Box, Grid]:
         """The part to cut out of an image of that size, in pixels of the image, and its size in the resized image."""
         resized = resized_size(size, random.choice(self.shorter), math.inf)
         height, width = (random.randint(min(self.least, side), min(self.most, side)) for side in resized)
@@ -154,7 +154,7 @@ class RandomView:
         _check_sides(shorter=self.shorter, longest=self.longest)
         _check_prob("hflip", self.hflip)
 
-    def view(self, size: Size) -> View:
+    def view(self, size: Grid) -> View:
         """A random view of an image of that size."""
         mirrored = random.random() < self.hflip
         region, part = (0.0, 0.0, float(size[1]), float(size[0])), size

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from polaformer.extras import require
+from polaformer.ops.grid import Grid
 
 Polygons = tuple[np.ndarray, ...]  # of one object, each (P, 2) float64: x and y in pixels
 Rle = dict[str, Any]
@@ -24,7 +25,7 @@ Segmentation = Polygons | Rle
 _LONGEST_NUMBER = 6  # characters of five bits; 2³⁰ pixels are more than any image has
 
 
-def mask_of(segmentation: Segmentation, size: tuple[int, int]) -> np.ndarray:
+def mask_of(segmentation: Segmentation, size: Grid) -> np.ndarray:
     """The pixels of an object in an image of size (height, width): (H, W) uint8, 0 or 1; what is outside is cut off.
 
     The mask is that of `COCO.annToMask`. Raises ValueError for run lengths of another size.
@@ -32,7 +33,7 @@ def mask_of(segmentation: Segmentation, size: tuple[int, int]) -> np.ndarray:
     return np.ascontiguousarray(_columns(rle_of(segmentation, size), 0, size[1]).T)
 
 
-def masks_of(segmentations: Sequence[Segmentation], size: tuple[int, int]) -> Tensor:
+def masks_of(segmentations: Sequence[Segmentation], size: Grid) -> Tensor:
     """The masks of several objects, (n, H, W) uint8; faster than one after the other, since most objects are small."""
     masks = np.zeros((len(segmentations), *size), dtype=np.uint8)
     for mask, segmentation in zip(masks, segmentations, strict=True):
@@ -56,7 +57,7 @@ def has_pixels(rle: Rle) -> bool:
     return bool(_pycocotools().area(rle))
 
 
-def rle_of(segmentation: Segmentation, size: tuple[int, int]) -> Rle:
+def rle_of(segmentation: Segmentation, size: Grid) -> Rle:
     """The run lengths of an object in an image of size (height, width); raises ValueError if they have another size."""
     if isinstance(segmentation, dict):
         if list(segmentation["size"]) != list(size):
@@ -77,7 +78,7 @@ def rle_from_mask(mask: np.ndarray | Tensor) -> Rle:
     return _as_text(_pycocotools().encode(np.asfortranarray(pixels != 0, dtype=np.uint8)))
 
 
-def compressed(runs: Sequence[int], size: tuple[int, int]) -> Rle:
+def compressed(runs: Sequence[int], size: Grid) -> Rle:
     """The compressed form of run lengths, which must be ≥ 0 and add up to the pixels of the image."""
     return _as_text(_pycocotools().frPyObjects({"counts": list(runs), "size": list(size)}, *size))
 

@@ -9,13 +9,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polaformer.ops.grid import Grid
+
 
 class PaddedImages(NamedTuple):
     """Images (B, C, H, W), zero where the mask (B, H, W) is False, and the (height, width) of each."""
 
     images: Tensor
     mask: Tensor
-    sizes: list[tuple[int, int]]
+    sizes: list[Grid]
 
 
 def pad_images(images: Sequence[Tensor], multiple: int = 32, *, channels: int = 3) -> PaddedImages:

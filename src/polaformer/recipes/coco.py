@@ -19,25 +19,26 @@ GPUs for one to three days.
 from dataclasses import replace
 from typing import Any
 
-from polaformer.tasks.detection.published import ROWS, SWIN_CASCADE, CocoRow
+from polaformer.tasks.detection.detector_facts import DETECTORS
+from polaformer.tasks.detection.published import ROWS, CocoRow
 from polaformer.tasks.detection.recipe import DetectionRecipe
 
 MULTI_SCALE = tuple(range(480, 801, 32))
 WARMUP: dict[str, Any] = {"warmup_steps": 500, "warmup_lr": 1e-7}  # from 0.001 of the learning rate
 
 
-def recipe_of(row: CocoRow) -> DetectionRecipe:
+def build_recipe(row: CocoRow) -> DetectionRecipe:
     """The recipe of a row of the paper's table."""
     masks = "" if row.mask_ap is None else f", {row.mask_ap} % mask AP"
     is_long = row.schedule == 3
     return DetectionRecipe(
         name=f"coco/{row.detector}-{row.model.replace('_', '-')}-{row.schedule}x",
-        paper=f"Table of COCO, {row.detector}, {row.model}, {row.schedule}x",
+        paper=f"COCO table, row {row.detector}, {row.model}, {row.schedule}x",
         expected=f"{row.box_ap} % box AP{masks} on val2017 from ImageNet weights, as the paper says; not run by us",
         needs_data=True,
         detector=row.detector,
         model=row.model,
-        **(SWIN_CASCADE if row.detector == "cascade-mask-rcnn" else {}),
+        **DETECTORS[row.detector].as_published,
         drop_path_rate=0.1,
         sizes=MULTI_SCALE if is_long else (800,),
         crop=is_long,
@@ -57,7 +58,7 @@ def recipe_of(row: CocoRow) -> DetectionRecipe:
 RETINANET = DetectionRecipe(
     name="coco/retinanet-pola-pvt-nano",
     paper="none; a comparison that a CPU can afford",
-    expected="not run as it is; with other options it learns ten images by heart (docs/results.md)",
+    expected="not run as configured; with other options it overfits ten images (docs/results.md)",
     needs_data=True,
     detector="retinanet",
     model="pola_pvt_tiny",
@@ -98,4 +99,4 @@ MASK_RCNN = replace(
     num_proposals=300,
 )
 
-RECIPES = (*(recipe_of(row) for row in ROWS), MASK_RCNN, RETINANET)
+RECIPES = (*(build_recipe(row) for row in ROWS), MASK_RCNN, RETINANET)

@@ -9,7 +9,7 @@ Pathfinder (5e-4; Skyformer has 2e-4). Text selects its weights on the test set,
 from dataclasses import replace
 from typing import Any
 
-from polaformer.tasks.sequence.datasets import DatasetName
+from polaformer.data.sources.lra.datasets import DatasetName
 from polaformer.tasks.sequence.published import TASKS, printed_accuracy
 from polaformer.tasks.sequence.recipe import SequenceRecipe
 from polaformer.tasks.sequence.rows import ARENA_ROWS
@@ -17,7 +17,7 @@ from polaformer.tasks.sequence.rows import ARENA_ROWS
 STEPS = 50_000
 # AdamW with a linear one-cycle schedule: from lr / 25 over the warm-up to lr, then down to lr / 250,000; beta1 follows.
 COMMON = SequenceRecipe(
-    paper="Table of the Long Range Arena; settings: Skyformer's code and the paper's appendix",
+    paper="Long Range Arena table; settings: Skyformer's code and the paper's appendix",
     steps=STEPS,
     optimizer="adamw",
     optimizer_eps=1e-6,
@@ -43,7 +43,7 @@ SETTINGS: dict[DatasetName, dict[str, Any]] = {
 }
 
 
-def recipe_of(dataset: DatasetName, name: str) -> SequenceRecipe:
+def build_recipe(dataset: DatasetName, name: str) -> SequenceRecipe:
     """The recipe of a task and a row of the table, such as "text" and "pola-a3"."""
     row, settings = ARENA_ROWS[name], SETTINGS[dataset]
     lr = settings["lr"]
@@ -52,7 +52,7 @@ def recipe_of(dataset: DatasetName, name: str) -> SequenceRecipe:
     return replace(
         COMMON,
         name=f"lra/{dataset}-{name}",
-        expected=f"{expected}; 1 to 3 hours of a GPU",
+        expected=f"{expected}; not run by us in full",
         dataset=dataset,
         attention=row.attention,
         attention_options=row.options,
@@ -62,4 +62,4 @@ def recipe_of(dataset: DatasetName, name: str) -> SequenceRecipe:
     )
 
 
-RECIPES = tuple(recipe_of(dataset, name) for dataset in TASKS for name in ARENA_ROWS)
+RECIPES = tuple(build_recipe(dataset, name) for dataset in TASKS for name in ARENA_ROWS)

@@ -49,10 +49,12 @@ class Predictor(Protocol):
 
 
 class TaskJob(Job, Protocol):
-    """A job as commands and reports see it.
+    """A job as commands and reports see it."""
 
-    It may also have `notices`: what the user should know before training, such as what was repaired in the data, a line each.
-    """
+    @property
+    def notices(self) -> Sequence[str]:
+        """What the user should know before training, such as what was repaired in the data, a line each."""
+        ...
 
     @property
     def recipe(self) -> Recipe:

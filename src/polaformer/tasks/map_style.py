@@ -1,6 +1,6 @@
 """The base of jobs on data that can be read in any order: order, batches, splits and fingerprint of the data."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -33,6 +33,7 @@ class MapStyleJob:
     parts: Mapping[str, NamedSamples]
     on_bad: str = "error"
     max_bad_share: float = 0.0
+    notices: Sequence[str] = ()
 
     def reader(self, split: str, *, training: bool) -> Reader:
         """Reads the samples of a split, for training or for evaluation."""

@@ -39,7 +39,7 @@ class FinishedRun:
 def train(recipe: Recipe, folder: Path, watch: Watch) -> FinishedRun:
     """Trains from scratch in a new run directory; checks everything before it writes anything."""
     job, accelerator = prepare(recipe)
-    for line in getattr(job, "notices", ()):
+    for line in job.notices:
         watch("note", {"text": line})
     # The name of the directory may contain the time, which differs between processes: all take that of the first.
     [shared] = broadcast_object_list([str(folder)]) if accelerator.num_processes > 1 else [str(folder)]

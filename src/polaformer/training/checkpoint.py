@@ -28,7 +28,7 @@ class DamagedError(DataError):
     """A checkpoint differs from what was written; the message names the file, what was expected and what was found."""
 
 
-class Found(NamedTuple):
+class FoundCheckpoint(NamedTuple):
     """The newest valid checkpoint and its files, and the newer, damaged ones that were skipped, with their problems."""
 
     path: Path
@@ -62,7 +62,7 @@ def read(path: Path) -> dict[str, bytes]:
     return {name: _read_checked(path / name, expected) for name, expected in _read_manifest(path).items()}
 
 
-def newest(folder: Path) -> Found | None:
+def newest(folder: Path) -> FoundCheckpoint | None:
     """The valid checkpoint with the highest step, and the damaged ones that were skipped; None if there are no checkpoints.
 
     Raises DamagedError if all of them are damaged.
@@ -70,7 +70,7 @@ def newest(folder: Path) -> Found | None:
     damaged: dict[Path, str] = {}
     for path in reversed(list_checkpoints(folder)):
         try:
-            return Found(path, read(path), damaged)
+            return FoundCheckpoint(path, read(path), damaged)
         except DamagedError as error:
             damaged[path] = str(error)
     if damaged:

@@ -20,6 +20,11 @@ class MemoryEstimate(NamedTuple):
         """The sum of both."""
         return self.weights + self.activations
 
+    def as_record(self) -> dict[str, int]:
+        """The entries of `--dry-run`, in megabytes."""
+        sizes = {"weights": self.weights, "activations": self.activations, "each_process": self.total}
+        return {f"memory_of_{name}_MB": round(size / 1e6) for name, size in sizes.items()}
+
 
 def estimate_memory(model: nn.Module, forward: Callable[[nn.Module], Any], settings: Settings) -> MemoryEstimate:
     """The memory for one `forward` of the part that a process works on at once; on the meta device, nothing is computed.

@@ -235,6 +235,12 @@ def check_storages(state: StateDict, size: int, origin: str) -> None:
         raise WeightsError(f"{origin} has {size:,} bytes, but its tensors take {sum(stored.values()):,}; it was not loaded")
 
 
+def check_finite(path: str | PathLike[str], state: Mapping[str, Tensor]) -> None:
+    """Raises WeightsError if a parameter that was read from the file is NaN or infinite."""
+    if broken := [name for name, tensor in state.items() if not bool(tensor.isfinite().all())]:
+        raise WeightsError(f"{path} has weights that are not finite, first in {broken[0]}; train or download it again")
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

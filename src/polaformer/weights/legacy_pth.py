@@ -14,7 +14,7 @@ import torch
 from polaformer.weights.pth import storage_key, trace
 
 START = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the pickle of the magic number
-LIST_OF_TEXTS = {"PROTO", "EMPTY_LIST", "MARK", "BINUNICODE", "BINPUT", "LONG_BINPUT", "APPEND", "APPENDS", "STOP"}
+LIST_OF_STRINGS = {"PROTO", "EMPTY_LIST", "MARK", "BINUNICODE", "BINPUT", "LONG_BINPUT", "APPEND", "APPENDS", "STOP"}
 # The dtypes of weights and of optimisers' states, by the name of their storages.
 _DTYPES = {"Double": torch.float64, "Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16}
 _DTYPES |= {"Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8}
@@ -37,7 +37,7 @@ def check_legacy(path: Path) -> None:
         if any(trace(file, size) for _ in ("magic number", "version", "system")):
             raise UnpicklingError("a storage has no place in its header")
         claimed = _claimed_bytes(trace(file, size))
-        listed = _texts(file)
+        listed = _strings(file)
         if sorted(listed) != sorted(claimed):
             raise UnpicklingError("it does not list each of its storages once")
         expected = sum(claimed.values()) + 8 * len(claimed)
@@ -59,11 +59,11 @@ def _claimed_bytes(references: list[object]) -> dict[str, int]:
     return found
 
 
-def _texts(file: IO[bytes]) -> list[str]:
-    """The next pickle, a list of texts."""
+def _strings(file: IO[bytes]) -> list[str]:
+    """The next pickle, a list of strings."""
     found = []
     for opcode, value, _ in pickletools.genops(file):
-        if opcode.name not in LIST_OF_TEXTS:
+        if opcode.name not in LIST_OF_STRINGS:
             raise UnpicklingError(f"its list of storages has the opcode {opcode.name}")
         if opcode.name == "BINUNICODE":
             found.append(str(value))

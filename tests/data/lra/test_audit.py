@@ -5,15 +5,16 @@ from pathlib import Path
 import pytest
 
 import arena
+from arena import from_documents
 from polaformer.data.audit import AuditReport
 from polaformer.data.sources.lra import retrieval, text
 from polaformer.data.sources.lra.audit import audit
-from polaformer.data.sources.lra.sequences import Sequences, from_documents
+from polaformer.data.sources.lra.sequences import SequenceSplit
 
 CLASSES = ("bad", "good")
 
 
-def split(*samples: tuple[bytes, int], name: str = "x") -> Sequences:
+def split(*samples: tuple[bytes, int], name: str = "x") -> SequenceSplit:
     documents, labels = [text for text, _ in samples], [label for _, label in samples]
     return from_documents(documents, labels, CLASSES, name)
 

@@ -12,26 +12,27 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import arena
+from arena import from_documents
 from pictures import refused
 from polaformer.data.sources.lra import image, prepared, retrieval, text
-from polaformer.data.sources.lra.sequences import Sequences, from_documents
+from polaformer.data.sources.lra.sequences import SequenceSplit
 from polaformer.errors import SettingsError
 
 ABOUT = {"source": "/data/aan", "files": 4}
 
 
 @pytest.fixture
-def splits(tmp_path: Path) -> dict[str, Sequences]:
+def splits(tmp_path: Path) -> dict[str, SequenceSplit]:
     return retrieval.load(arena.write_pairs(tmp_path / "aan"))
 
 
 @pytest.fixture
-def out(splits: dict[str, Sequences], tmp_path: Path) -> Path:
+def out(splits: dict[str, SequenceSplit], tmp_path: Path) -> Path:
     prepared.write(splits, tmp_path / "out", "retrieval", ABOUT, statistics=retrieval.statistics)
     return tmp_path / "out"
 
 
-def same(one: Sequences, two: Sequences) -> bool:
+def same(one: SequenceSplit, two: SequenceSplit) -> bool:
     names = ("symbols", "offsets", "documents", "labels")
     arrays = [(getattr(one, name), getattr(two, name)) for name in names]
     return one.classes == two.classes and all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in arrays)
@@ -55,7 +56,7 @@ def test_every_dataset_comes_back_as_it_was(dataset: str, tmp_path: Path) -> Non
     assert again["train"].name(1) == f"{tmp_path}/out/train.safetensors, sample 1"
 
 
-def test_the_manifest_says_what_is_there_and_how_it_was_made(splits: dict[str, Sequences], out: Path) -> None:
+def test_the_manifest_says_what_is_there_and_how_it_was_made(splits: dict[str, SequenceSplit], out: Path) -> None:
     manifest = json.loads((out / "manifest.json").read_text())
     assert (manifest["format"], manifest["dataset"], manifest["about"]) == ("polaformer-sequences-1", "retrieval", ABOUT)
     assert manifest["classes"] == ["unrelated", "linked"]
@@ -68,7 +69,7 @@ def test_the_manifest_says_what_is_there_and_how_it_was_made(splits: dict[str, S
     assert prepared.read_manifest(out) == manifest
 
 
-def test_documents_that_no_sample_uses_are_left_out(splits: dict[str, Sequences], tmp_path: Path) -> None:
+def test_documents_that_no_sample_uses_are_left_out(splits: dict[str, SequenceSplit], tmp_path: Path) -> None:
     chosen = splits["train"].subset([3, 1])
     prepared.write({"train": chosen}, tmp_path / "few", "retrieval", {})
     found = prepared.load(tmp_path / "few")["train"]
@@ -90,7 +91,7 @@ def state(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
 
 
-def test_a_finished_directory_of_the_same_origin_is_left_alone(splits: dict[str, Sequences], out: Path) -> None:
+def test_a_finished_directory_of_the_same_origin_is_left_alone(splits: dict[str, SequenceSplit], out: Path) -> None:
     before = state(out)
     assert prepared.write(splits, out, "retrieval", dict(ABOUT)) == json.loads(before["manifest.json"][0])
     assert state(out) == before
@@ -98,7 +99,7 @@ def test_a_finished_directory_of_the_same_origin_is_left_alone(splits: dict[str,
 
 @pytest.mark.parametrize("kind", ["about", "dataset"])
 def test_a_finished_directory_of_another_origin_is_refused_unless_it_is_to_be_replaced(
-    kind: str, splits: dict[str, Sequences], out: Path
+    kind: str, splits: dict[str, SequenceSplit], out: Path
 ) -> None:
     dataset, about = ("text", ABOUT) if kind == "dataset" else ("retrieval", {"source": "/other"})
     before = state(out)
@@ -110,7 +111,7 @@ def test_a_finished_directory_of_another_origin_is_refused_unless_it_is_to_be_re
     assert prepared.read_manifest(out)["about"] == about
 
 
-def test_a_directory_of_other_files_is_never_written_to(splits: dict[str, Sequences], tmp_path: Path) -> None:
+def test_a_directory_of_other_files_is_never_written_to(splits: dict[str, SequenceSplit], tmp_path: Path) -> None:
     for name in ("notes.txt", "train.safetensors", "manifest.json"):
         folder = tmp_path / name.split(".")[0]
         arena.write(folder / name, b"mine")
@@ -122,13 +123,13 @@ def test_a_directory_of_other_files_is_never_written_to(splits: dict[str, Sequen
         prepared.write(splits, tmp_path / "notes" / "notes.txt", "retrieval", ABOUT)
 
 
-def test_a_directory_that_lost_a_file_is_written_again(splits: dict[str, Sequences], out: Path) -> None:
+def test_a_directory_that_lost_a_file_is_written_again(splits: dict[str, SequenceSplit], out: Path) -> None:
     (out / "val.safetensors").unlink()
     prepared.write(splits, out, "retrieval", ABOUT)
     assert same(prepared.load(out)["val"], splits["val"])
 
 
-def test_what_a_kill_left_behind_does_not_stop_the_next_attempt(splits: dict[str, Sequences], tmp_path: Path) -> None:
+def test_what_a_kill_left_behind_does_not_stop_the_next_attempt(splits: dict[str, SequenceSplit], tmp_path: Path) -> None:
     arena.write(tmp_path / "out" / ".train.safetensors.tmp", b"half")
     os.mkfifo(tmp_path / "out" / ".val.safetensors.tmp")
     (tmp_path / "out" / ".manifest.json.tmp").symlink_to(tmp_path / "elsewhere")
@@ -139,7 +140,7 @@ def test_what_a_kill_left_behind_does_not_stop_the_next_attempt(splits: dict[str
 
 @pytest.mark.parametrize("failing", [1, 2, 3, 4])
 def test_a_directory_has_a_manifest_only_when_it_is_complete(
-    failing: int, splits: dict[str, Sequences], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    failing: int, splits: dict[str, SequenceSplit], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped at each rename: no manifest, and the next attempt succeeds."""
     calls, replace = [], os.replace
@@ -214,7 +215,7 @@ def test_a_file_that_is_no_manifest_is_one_error(content: bytes, out: Path) -> N
     assert not prepared.holds(out)
 
 
-def test_a_damaged_manifest_is_replaced_only_if_asked_for(splits: dict[str, Sequences], out: Path) -> None:
+def test_a_damaged_manifest_is_replaced_only_if_asked_for(splits: dict[str, SequenceSplit], out: Path) -> None:
     (out / "manifest.json").write_text('{"format": "polaformer-sequences-1", ')
     assert prepared.holds(out)
     with refused("is not a manifest of sequences: ", "write it again with `polaformer data` and --overwrite"):

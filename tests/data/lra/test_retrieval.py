@@ -12,12 +12,12 @@ import pytest
 import arena
 from pictures import refused
 from polaformer.data.sources.lra import lines, retrieval
-from polaformer.data.sources.lra.sequences import Sequences
+from polaformer.data.sources.lra.sequences import SequenceSplit
 
 OURS = {"train": "train", "eval": "val", "test": "test"}
 
 
-def found_pairs(split: Sequences) -> list[tuple[tuple[bytes, ...], int]]:
+def found_pairs(split: SequenceSplit) -> list[tuple[tuple[bytes, ...], int]]:
     return [(pair, int(label)) for pair, label in zip(arena.documents(split), split.labels, strict=True)]
 
 

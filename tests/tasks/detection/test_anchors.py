@@ -4,7 +4,7 @@ import pytest
 import torch
 from torchvision.models.detection._utils import Matcher
 
-from polaformer.tasks.detection.anchors import Anchors, ObjectMatcher, image_list, unused
+from polaformer.tasks.detection.anchors import Anchors, ObjectMatcher, ignored_anchors, image_list
 from polaformer.tasks.detection.proposals import STRIDES, build_proposals
 from polaformer.tasks.detection.retinanet import build_retinanet
 
@@ -38,9 +38,9 @@ def test_strides_are_nominal_where_a_level_does_not_divide_the_image():
 def test_unused_anchors():
     anchors = torch.tensor([[-8.0, -8, 8, 8], [10, 10, 20, 20], [20, 0, 40, 10], [28, 0, 44, 10], [0, 40, 10, 60]])
     size = (48, 32)
-    assert unused(anchors, size, "all").tolist() == [False] * 5
-    assert unused(anchors, size, "of image").tolist() == [False, False, False, True, True]
-    assert unused(anchors, size, "inside").tolist() == [True, False, True, True, True]
+    assert ignored_anchors(anchors, size, "all").tolist() == [False] * 5
+    assert ignored_anchors(anchors, size, "valid").tolist() == [False, False, False, True, True]
+    assert ignored_anchors(anchors, size, "inside").tolist() == [True, False, True, True, True]
 
 
 def test_an_object_that_overlaps_no_anchor_gets_none():
@@ -55,7 +55,7 @@ def test_the_best_anchor_of_an_object_counts_only_from_the_least_overlap_on():
     assert ObjectMatcher(0.7, 0.3)(overlaps.clone()).tolist() == [0, 1]
 
 
-@pytest.mark.parametrize(("use", "sampled"), [("all", 64), ("of image", 16), ("inside", 9)])
+@pytest.mark.parametrize(("use", "sampled"), [("all", 64), ("valid", 16), ("inside", 9)])
 def test_proposals_are_trained_on_the_anchors_of_the_image_only(use, sampled):
     """An image of 16×16 pixels in a batch of 32×32: on the first level 8×8 anchors of 4×4 pixels, 4×4 of them of the image."""
     proposals = build_proposals(4, use=use, scale=1.0)

@@ -8,10 +8,10 @@ from torchvision.ops import MultiScaleRoIAlign, generalized_box_iou_loss
 from detectors import SIZES, batch, describe, targets
 from polaformer.tasks.detection import cascade
 from polaformer.tasks.detection.description import DetectorDescription
-from polaformer.tasks.detection.heads import BoxPredictor, Regions, build_box_head
+from polaformer.tasks.detection.heads import BoxPredictor, RoIPooler, build_box_head
 from polaformer.tasks.detection.job import describe as of_recipe
 from polaformer.tasks.detection.recipe import DetectionRecipe
-from polaformer.tasks.detection.stage import Predictions, Stage, build_stage
+from polaformer.tasks.detection.stage import BoxPredictions, RoIStage, build_stage
 
 
 def small_stage(**options):
@@ -55,10 +55,10 @@ def test_losses_of_the_stages_are_weighted(monkeypatch):
 def test_every_stage_samples_from_the_refined_boxes_of_the_one_before(monkeypatch):
     detector, given = describe("cascade-mask-rcnn").build(), batch()
     taken, refined = [], []
-    sample, refine = Stage.sample, Stage.refine
-    monkeypatch.setattr(Stage, "sample", lambda self, boxes, *a: taken.append(boxes) or sample(self, boxes, *a))
+    sample, refine = RoIStage.sample, RoIStage.refine
+    monkeypatch.setattr(RoIStage, "sample", lambda self, boxes, *a: taken.append(boxes) or sample(self, boxes, *a))
     monkeypatch.setattr(
-        Stage,
+        RoIStage,
         "refine",
         lambda self, found, boxes, *a: refined.append((boxes, refine(self, found, boxes, *a))) or refined[-1][1],
     )
@@ -80,7 +80,7 @@ def test_refinement_moves_boxes_by_the_deltas_of_their_label_or_else_of_the_best
     deltas[0, 2, 0], deltas[0, 3, 0] = 5.0, -5.0  # by half a width to the right for class 2, to the left for class 3
     deltas[1, 3, 1] = 5.0
     deltas[2, 1, 0] = 50.0
-    found = Predictions(logits, deltas.flatten(1))
+    found = BoxPredictions(logits, deltas.flatten(1))
     (moved,) = stage.refine(found, boxes, [(64, 64)])
     assert moved.tolist() == [[20, 10, 40, 30], [10, 20, 30, 40], [64, 40, 64, 60]]
     (moved,) = stage.refine(found, boxes, [(64, 64)], torch.tensor([3, 0, 0]))
@@ -159,7 +159,7 @@ def test_box_losses(kind):
     stage = small_stage(box_loss=kind)
     samples, wanted = samples_of(stage)
     deltas = torch.randn(4, 4, 4)
-    losses = stage.losses(Predictions(torch.zeros(4, 4), deltas.flatten(1)), samples, wanted)
+    losses = stage.losses(BoxPredictions(torch.zeros(4, 4), deltas.flatten(1)), samples, wanted)
     boxes, own = samples.boxes[0][[0, 2]], deltas[[0, 2], 2]
     truth = wanted[0]["boxes"].expand(2, 4)
     if kind == "giou":
@@ -189,7 +189,7 @@ def test_regions_come_from_the_level_of_their_size_at_the_nominal_strides():
         torch.tensor([[16.0, 16, 64, 80], [100, 100, 300, 340], [0, 0, 1000, 1000]]),
         torch.tensor([[200.0, 20, 420, 520]]),
     ]
-    found = Regions(7)(levels, boxes, [(1024, 1024)] * 2)
+    found = RoIPooler(7)(levels, boxes, [(1024, 1024)] * 2)
     pool = MultiScaleRoIAlign(["0", "1", "2", "3"], 7, 0)
     order = [(0, 0, 4), (0, 1, 8), (0, 2, 32), (1, 0, 16)]
     level_of = {4: 2, 8: 3, 16: 4, 32: 5}
@@ -204,7 +204,7 @@ def test_regions_come_from_the_level_of_their_size_at_the_nominal_strides():
 
 
 def test_an_empty_batch_of_regions():
-    assert Regions(7)(maps(), [torch.zeros(0, 4), torch.zeros(0, 4)], SIZES).shape == (0, 8, 7, 7)
+    assert RoIPooler(7)(maps(), [torch.zeros(0, 4), torch.zeros(0, 4)], SIZES).shape == (0, 8, 7, 7)
 
 
 def published(detector, form):

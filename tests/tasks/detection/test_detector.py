@@ -12,7 +12,7 @@ from polaformer.data.padded_images import pad_images
 from polaformer.errors import SettingsError
 from polaformer.tasks.dense.features import Features
 from polaformer.tasks.dense.fpn import FeaturePyramid
-from polaformer.tasks.detection.proposals import Proposals
+from polaformer.tasks.detection.proposals import ProposalNetwork
 from polaformer.training.freezing import freeze, frozen_names
 from polaformer.training.optim import parameter_groups
 from polaformer.training.settings import Settings
@@ -79,13 +79,13 @@ def test_detections_are_within_their_image_and_best_first(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_any_proposal_training_and_inference_work(kind, monkeypatch):
     """Also with no object at all: the whole image is then the only region."""
-    forward = Proposals.forward
+    forward = ProposalNetwork.forward
 
     def no_proposals(self, images, maps, sizes, targets=None):
         boxes, losses = forward(self, images, maps, sizes, targets)
         return [own[:0] for own in boxes], losses
 
-    monkeypatch.setattr(Proposals, "forward", no_proposals)
+    monkeypatch.setattr(ProposalNetwork, "forward", no_proposals)
     detector = describe(**kind).build()
     for numbers in ((0, 0), (1, 0)):
         losses = detector.train()(*batch(), targets(numbers=numbers))

@@ -12,7 +12,7 @@ from polaformer.data.drawing import class_colours
 from polaformer.errors import ImageError
 from polaformer.tasks.detection.counts import DetectionCounts
 from polaformer.tasks.detection.detections import Detections
-from polaformer.tasks.detection.figures import Found, _box_iou, collect_figures, found_objects
+from polaformer.tasks.detection.figures import ObjectRecall, _box_iou, collect_figures, found_objects
 from polaformer.tasks.figures import Curves, Pictures, Rows, Text
 
 CLASSES = ("cat", "dog", "mouse", "horse", "cow")
@@ -76,7 +76,7 @@ def test_the_images_with_the_lowest_recall_come_first_then_some_at_random() -> N
     assert len(titles) == len(set(titles)) == 8
     assert all(title.endswith("(drawn at random)") for title in titles[4:])
     captions = [caption for caption, _ in pictures.rows[2].pictures]
-    assert captions == ["truth: 4 objects", "prediction: 1 detection, 1 of 4 objects found"]
+    assert captions == ["ground truth: 4 objects", "prediction: 1 detection, 1 of 4 objects found"]
     assert "8.jpg" not in " ".join(titles).split()
     assert "13 validation images" in pictures.caption
 
@@ -93,7 +93,7 @@ def test_pictures_show_objects_and_detections_in_the_colour_of_their_class() -> 
 
 def test_a_model_with_low_scores_is_shown_with_its_best_detections() -> None:
     figures, _ = figures_of([image(1, boxes(3), {0: 0.04, 1: 0.015})])
-    assert "from a score of 2 % on" in figures["Predictions"].caption
+    assert "with a score ≥ 2 %" in figures["Predictions"].caption
     assert [caption for caption, _ in figures["Predictions"].rows[0].pictures][1].startswith("prediction: 1 detection,")
 
 
@@ -113,8 +113,8 @@ def test_an_object_is_found_once_by_its_class_and_crowds_are_not_counted() -> No
     twice = image(1, [one, two, [70.0, 10.0, 40.0, 40.0]], {0: 0.9, 2: 0.8}, crowds=(2,))
     again = twice[0]._replace(boxes=twice[0].boxes[[0, 0]])
     found, other = counted([twice]), counted([(again, twice[1])])
-    assert found_objects(found.images[1], 0.5) == found_objects(other.images[1], 0.5) == Found(1, 2)
-    assert found_objects(found.images[1], 0.95) == Found(0, 2)
+    assert found_objects(found.images[1], 0.5) == found_objects(other.images[1], 0.5) == ObjectRecall(1, 2)
+    assert found_objects(found.images[1], 0.95) == ObjectRecall(0, 2)
     as_dog = counted([(again._replace(labels=torch.ones(2, dtype=torch.long)), twice[1])])
     assert found_objects(as_dog.images[1], 0.5).num_found == 0
 

@@ -80,7 +80,10 @@ def test_the_schedules_are_those_of_the_paper(objects):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"detector": "retinanet"}, "num_samples.* are set, but retinanet has no regions; start from a recipe of retinanet"),
+        (
+            {"detector": "retinanet"},
+            "num_samples.*: only for mask-rcnn and cascade-mask-rcnn; start from a recipe of retinanet",
+        ),
         ({"group_size": 3}, "group_size is 3, which does not divide batch_size, 4"),
         ({"sizes": ()}, r"sizes is \(\); give integers ≥ 1"),
         ({"max_size": 50}, "max_size is 50, less than the largest of sizes and eval_size"),
@@ -130,7 +133,7 @@ def test_masks_are_required_by_detectors_that_learn_them(tmp_path):
     boxes = [annotated(one, one, segmentation=None) for one in range(1, 5)]
     for split in ("train", "val"):
         write_split(tmp_path, f"annotations/instances_{split}2017.json", f"{split}2017", document(images, boxes))
-    with pytest.raises(SettingsError, match="mask-rcnn learns masks, but no object of the train split has one; choose"):
+    with pytest.raises(SettingsError, match="mask-rcnn predicts masks, but no object of the train split has one; choose"):
         tiny(tmp_path).job()
     regions = {name: getattr(DetectionRecipe(), name) for name in ("box_width", "mask_width", "num_samples", "num_proposals")}
     assert not tiny(tmp_path, detector="retinanet", **regions).job().description.has_masks

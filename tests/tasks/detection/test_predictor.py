@@ -205,7 +205,7 @@ def test_a_job_compares_the_class_names_of_its_data_with_those_of_the_checkpoint
             write_split(data, f"annotations/instances_{split}2017.json", f"{split}2017", content)
         job = tiny(data, checkpoint=str(weights), seed=5).job()
         assert torch.equal(job.model.state_dict()[name], predictor.model.state_dict()[name]) != is_reset
-        assert any("it has other classes" in line for line in job.notices) == is_reset
+        assert any("trained for other classes" in line for line in job.notices) == is_reset
 
 
 # ---- images of the job ----

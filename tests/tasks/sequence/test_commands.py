@@ -8,11 +8,11 @@ import pytest
 from PIL import Image
 
 from commands import run
+from polaformer.data.sources.lra.datasets import DATASETS
 from polaformer.data.sources.lra.inputs import READERS, read_input
 from polaformer.data.sources.lra.opening import DATASETS as SOURCES
 from polaformer.data.sources.lra.opening import find_dataset
 from polaformer.errors import DataError
-from polaformer.tasks.sequence.datasets import DATASETS
 
 
 def test_every_dataset_is_a_source_with_the_same_classes_and_can_be_asked():

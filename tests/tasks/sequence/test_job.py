@@ -9,17 +9,17 @@ import pytest
 import torch
 
 import faults
+from arena import from_documents
 from commands import run as call
 from commands import run_apart
 from faults import Kill
+from polaformer.data.sources.lra.datasets import DATASETS
 from polaformer.data.sources.lra.opening import find_dataset
-from polaformer.data.sources.lra.sequences import from_documents
 from polaformer.errors import SettingsError
-from polaformer.recipes.lra import RECIPES, recipe_of
+from polaformer.recipes.lra import RECIPES, build_recipe
 from polaformer.tasks.accuracy import ClassificationCounts
 from polaformer.tasks.running import prepare, train
 from polaformer.tasks.sequence.data import Encoding, SequenceReader, pad
-from polaformer.tasks.sequence.datasets import DATASETS
 from polaformer.tasks.sequence.recipe import SequenceRecipe
 from polaformer.training.optim import create_optimizer
 from polaformer.training.schedules import values_at
@@ -57,7 +57,7 @@ def tiny(data: Path, **changes) -> SequenceRecipe:
         "log_every": 3,
         "num_workers": 0,
     }
-    return replace(recipe_of("text", "pola-a3"), data=str(data), **small | times | changes)
+    return replace(build_recipe("text", "pola-a3"), data=str(data), **small | times | changes)
 
 
 # ---- recipes ----
@@ -73,7 +73,7 @@ def test_there_is_a_recipe_for_every_task_and_mechanism():
 
 @pytest.mark.parametrize(("dataset", "lr", "warmup"), [("text", 1e-4, 80), ("pathfinder", 5e-4, 312), ("retrieval", 2e-4, 800)])
 def test_learning_rate_and_beta1_follow_the_published_one_cycle(dataset, lr, warmup):
-    recipe = recipe_of(dataset, "softmax")
+    recipe = build_recipe(dataset, "softmax")
     timeline = Timeline(recipe, 1000)
     assert timeline.total == 50_000
     for step, rate, momentum in ((0, lr / 25, 0.95), (warmup - 1, lr, 0.85), (49_999, lr / 250_000, 0.95)):
@@ -117,7 +117,7 @@ def test_settings_that_make_no_sense_are_refused(reviews, changes, message):
 def test_recipes_without_data_say_how_to_get_them():
     for dataset in DATASETS:
         with pytest.raises(SettingsError, match="--data"):
-            recipe_of(dataset, "softmax").job()
+            build_recipe(dataset, "softmax").job()
 
 
 # ---- data ----

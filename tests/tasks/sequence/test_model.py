@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from polaformer.attention import names, option_names
-from polaformer.tasks.sequence.datasets import DATASETS
+from polaformer.data.sources.lra.datasets import DATASETS
 from polaformer.tasks.sequence.description import describe
 from polaformer.tasks.sequence.model import SequenceModel
 from polaformer.tasks.sequence.recipe import SequenceRecipe

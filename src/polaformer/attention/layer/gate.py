@@ -40,7 +40,7 @@ class LinearGate(nn.Module):
 class MatrixGate(TokenTable):
     """G as the formula prints it: a free N × C matrix, the same for every input, resized to other grids."""
 
-    def __init__(self, size: tuple[int, int], dim: int, num_prefix_tokens: int = 0, *, init: str = "default") -> None:
+    def __init__(self, size: Grid, dim: int, num_prefix_tokens: int = 0, *, init: str = "default") -> None:
         super().__init__(size, dim, num_prefix_tokens)
         # The paper's Long Range Arena rows use Kaiming; for a free matrix it is the only published choice.
         initialise_gate(self.rows, "kaiming_uniform" if init == "default" else init)

@@ -6,6 +6,8 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polaformer.ops.grid import Grid
+
 
 class KeyReduction(nn.Module):
     """A convolution with kernel and stride r, then a LayerNorm (ε = 1e-5), over the token grid.
@@ -20,7 +22,7 @@ class KeyReduction(nn.Module):
         self.conv = nn.Conv2d(dim, dim, kernel_size=ratio, stride=ratio)
         self.norm = nn.LayerNorm(dim)
 
-    def forward(self, tokens: Tensor, grid: tuple[int, int], mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def forward(self, tokens: Tensor, grid: Grid, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Tokens (B, N, C) and mask (B, N) to (B, n, C) and (B, n), n the cells of `reduced_grid`.
 
         Masked tokens must already be zero, unless the core reads them. A reduced key exists if any of its tokens does.
@@ -32,16 +34,16 @@ class KeyReduction(nn.Module):
             mask = F.max_pool2d(exists[:, None], self.ratio)[:, 0].flatten(1) > 0
         return reduced, mask
 
-    def reduced_grid(self, grid: tuple[int, int]) -> tuple[int, int]:
+    def reduced_grid(self, grid: Grid) -> Grid:
         """The (height, width) of the keys for a (height, width) of tokens."""
         return reduced_grid(grid, self.ratio)
 
-    def _padded(self, image: Tensor, grid: tuple[int, int]) -> Tensor:
+    def _padded(self, image: Tensor, grid: Grid) -> Tensor:
         height, width = self.reduced_grid(grid)
         below, right = height * self.ratio - grid[0], width * self.ratio - grid[1]
         return F.pad(image, (0, right, 0, below)) if below or right else image
 
 
-def reduced_grid(grid: tuple[int, int], ratio: int) -> tuple[int, int]:
+def reduced_grid(grid: Grid, ratio: int) -> Grid:
     """The (height, width) of the keys for a (height, width) of tokens."""
     return -(-grid[0] // ratio), -(-grid[1] // ratio)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-StateDict = dict[str, Any]
+from polaformer.weights.files import StateDict
 
 
 def translate_published_names(layer: Any, state: StateDict, prefix: str, *_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Our models computed step by step as the authors' code computes them, with the same parameters: a yardstick.
+"""Our models computed step by step as the authors' code computes them, with the same parameters.
 
 Softmax in windows: scores, bias, softmax and matmul, one after the other. Polarity attention: separate projections, add the key
 table, divide q and k, split heads by a copy, four powers, concatenations, four matmuls and two divisions, concatenation, merge
@@ -26,7 +26,7 @@ from polaformer.ops.polarity import reference
 def as_published(model: nn.Module) -> nn.Module:
     """A copy of the model, with the same parameter names and values, in which every attention computes as published.
 
-    Raises ValueError for a layer that the authors' code does not have (another polarity, gate or convolution).
+    Raises ValueError for a layer that the authors' code does not have (another polarity, gate, convolution or core in windows).
     """
     model = copy.deepcopy(model)
     for name, layer in list(model.named_modules()):
@@ -35,6 +35,8 @@ def as_published(model: nn.Module) -> nn.Module:
             setattr(model.get_submodule(parent), own, PublishedLayer(layer))
         elif isinstance(layer, WindowAttention):
             core = cast(SoftmaxCore, layer.core)
+            if not core.facts.in_windows:
+                raise ValueError(f"as_published: windows of {type(core).__name__} are not published; use softmax in windows")
             layer.core = PublishedSoftmax(core.num_heads, core.head_dim, scale=core.scale)
     return model
 

@@ -34,7 +34,8 @@ from polaformer.attention.mechanisms.local import pad_mask, pad_tokens
 class BigBirdCore(WideCore):
     """Block-sparse attention; window (odd) and num_random count blocks of `block` tokens; seed fixes the random blocks."""
 
-    name, facts = "bigbird", Facts("linear", approximates="softmax", seeded=True, cross=False, trims=False)
+    name = "bigbird"
+    facts = Facts("linear", approximates="softmax", seeded=True, cross=False, trims=False, coarse=(("block", 16),))
 
     def __init__(
         self, num_heads: int, head_dim: int, *, block: int = 64, num_random: int = 3, window: int = 3, seed: int = 0

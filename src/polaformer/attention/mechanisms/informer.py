@@ -25,13 +25,7 @@ import torch
 from torch import Tensor
 
 from polaformer.arguments import check_flag, check_integer
-from polaformer.attention.core import (
-    Facts,
-    WideCore,
-    at_least_one,
-    count_keys,
-    masked_softmax,
-)
+from polaformer.attention.core import Facts, WideCore, at_least_one, count_keys, masked_softmax
 from polaformer.attention.mechanisms.skyformer import gather_tokens, sample_positions
 
 # Drawn keys are gathered for a group of queries at a time: as many as take about four times the memory of all queries.
@@ -41,7 +35,8 @@ GATHERED = 4
 class InformerCore(WideCore):
     """ProbSparse attention; factor times the logarithm of the length is the number of selected queries and of drawn keys."""
 
-    name, facts = "informer", Facts("n log n", approximates="softmax", stochastic=True, mixes_queries=True, trims=False)
+    name = "informer"
+    facts = Facts("n log n", approximates="softmax", stochastic=True, mixes_queries=True, trims=False, coarse=(("factor", 2),))
 
     def __init__(self, num_heads: int, head_dim: int, *, factor: int | None = None, as_published: bool = False) -> None:
         super().__init__(num_heads, head_dim)

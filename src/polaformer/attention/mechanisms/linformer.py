@@ -28,7 +28,8 @@ STD = 0.02
 class LinformerCore(WideCore):
     """Linformer attention to `rank` linear combinations of at most `max_length` keys."""
 
-    name, facts = "linformer", Facts("linear", approximates="softmax", sized_by=("max_length",), distributions=False)
+    name = "linformer"
+    facts = Facts("linear", approximates="softmax", sized_by=("max_length",), distributions=False, coarse=(("rank", 16),))
     projection: Tensor
 
     def __init__(self, num_heads: int, head_dim: int, *, max_length: int, rank: int = 128, as_published: bool = False) -> None:

@@ -30,7 +30,7 @@ from polaformer.attention.core import Facts, WideCore, attend_in_blocks, masked_
 class LocalCore(WideCore):
     """Softmax attention within blocks of `block` tokens; as_published: the strided pattern of the benchmark's table."""
 
-    name, facts = "local", Facts("linear", approximates="softmax", cross=False)
+    name, facts = "local", Facts("linear", approximates="softmax", cross=False, coarse=(("block", 16),))
 
     def __init__(self, num_heads: int, head_dim: int, *, block: int = 64, as_published: bool = False) -> None:
         super().__init__(num_heads, head_dim)

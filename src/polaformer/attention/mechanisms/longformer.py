@@ -27,7 +27,7 @@ BLOCK = 64  # queries at a time: fewer make the matmuls too small to be fast, mo
 class LongformerCore(WideCore):
     """Sliding-window attention; window: an even number of tokens, or the numbers (before, after) on each side of a token."""
 
-    name, facts = "longformer", Facts("linear", approximates="softmax", cross=False)
+    name, facts = "longformer", Facts("linear", approximates="softmax", cross=False, coarse=(("window", 32),))
 
     def __init__(self, num_heads: int, head_dim: int, *, window: int | tuple[int, int] = 512) -> None:
         super().__init__(num_heads, head_dim)

@@ -34,7 +34,8 @@ from polaformer.ops.precision import reciprocal
 class NystromCore(WideCore):
     """Nyström attention; num_landmarks is m, iterations the number of refinements of the inverse; as_published: see above."""
 
-    name, facts = "nystrom", Facts("linear", approximates="softmax", mixes_queries=True, distributions=False)
+    name = "nystrom"
+    facts = Facts("linear", approximates="softmax", mixes_queries=True, distributions=False, coarse=(("num_landmarks", 16),))
 
     def __init__(
         self, num_heads: int, head_dim: int, *, num_landmarks: int = 128, iterations: int = 6, as_published: bool = False

@@ -34,7 +34,7 @@ EPS = 1e-4
 class PerformerCore(FeatureCore):
     """FAVOR+ attention with num_features random features."""
 
-    name, facts = "performer", Facts("linear", approximates="softmax")
+    name, facts = "performer", Facts("linear", approximates="softmax", coarse=(("num_features", 16),))
     projection: Tensor
 
     def __init__(self, num_heads: int, head_dim: int, *, num_features: int = 128, as_published: bool = False) -> None:

@@ -43,7 +43,15 @@ class ReformerCore(WideCore):
     """LSH attention with shared queries and keys: `num_hashes` rounds, chunks of `chunk` tokens."""
 
     name = "reformer"
-    facts = Facts("n log n", approximates="softmax", stochastic=True, cross=False, mixes_queries=True, trims=False)
+    facts = Facts(
+        "n log n",
+        approximates="softmax",
+        stochastic=True,
+        cross=False,
+        mixes_queries=True,
+        trims=False,
+        coarse=(("chunk", 16),),
+    )
 
     def __init__(
         self, num_heads: int, head_dim: int, *, chunk: int = 64, num_hashes: int = 2, num_buckets: int | None = None

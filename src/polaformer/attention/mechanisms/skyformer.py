@@ -1,4 +1,4 @@
-"""Skyformer (Chen et al., 2021): the Gaussian kernel of kernelized attention from m landmarks, drawn anew in every call.
+"""Skyformer (Chen et al., 2021): the Gaussian kernel of kernelized attention from m landmarks, redrawn in every call.
 
     out = κ(Q, S) G⁻¹ κ(K, S)ᵀ V,   κ(x, y) = exp(−½ ‖x − y‖²),   G = κ(S, S) + γ,   Q and K scaled by D^-1/4 each
     S: ⌊m/2⌋ of the queries and m − ⌊m/2⌋ of the keys, drawn with replacement: number ⌊u n⌋ of n tokens for a uniform u
@@ -30,9 +30,14 @@ from polaformer.attention.mechanisms.nystrom import iterative_inverse
 class SkyformerCore(WideCore):
     """Skyformer; num_landmarks is m, gamma is γ, iterations the refinements of the inverse; as_published: see above."""
 
-    name, facts = (
-        "skyformer",
-        Facts("linear", approximates="kernelized", stochastic=True, mixes_queries=True, distributions=False),
+    name = "skyformer"
+    facts = Facts(
+        "linear",
+        approximates="kernelized",
+        stochastic=True,
+        mixes_queries=True,
+        distributions=False,
+        coarse=(("num_landmarks", 16),),
     )
 
     def __init__(

@@ -18,14 +18,13 @@ from polaformer.data.images import MAX_PIXELS, read_image
 from polaformer.data.sources.coco_annotations import Annotation, PackedAnnotations
 from polaformer.data.sources.coco_objects import ObjectRules
 from polaformer.errors import DataError, ImageError, printable
+from polaformer.ops.grid import Grid
 from polaformer.regular_files import read_regular, reason
 
 MAX_BYTES = 2**31
 MAX_REFUSALS = 10  # in one message
 NO_IMAGE = "annotation of an image that is not listed; skipped"
 NO_MASK = "no segmentation; not used where masks are learned"
-
-Size = tuple[int, int]
 
 
 class Repair(NamedTuple):
@@ -45,7 +44,7 @@ class CocoFile(NamedTuple):
     categories: dict[int, str]
     image_ids: list[int]
     names: list[str]
-    sizes: list[Size]
+    sizes: list[Grid]
     annotations: PackedAnnotations
     ends: list[int]
     repairs: list[Repair]
@@ -130,20 +129,18 @@ class _Parser:
             if type(number) is not int:
                 self.refusals.append(f"{where} has id {short(number)}; give an integer")
             elif not isinstance(name, str) or not name.strip():
-                self.refusals.append(f"{where} has name {short(name)}; give a text")
+                self.refusals.append(f"{where} has name {short(name)}; give a string")
             elif number in found:
-                self.refusals.append(
-                    f"{where}: {name!r} has id {number}, as {found[number]!r} has; give every category its own"
-                )
+                self.refusals.append(f"{where}: id {number} is already used by {found[number]!r}; ids must be unique")
             elif printable(name) in found.values():
-                self.refusals.append(f"{where}: there is another category {name!r}; give every category a name of its own")
+                self.refusals.append(f"{where}: duplicate category name {name!r}; names must be unique")
             else:
                 found[number] = printable(name)
         return dict(sorted(found.items()))
 
-    def _images(self, records: list[Any]) -> tuple[dict[int, Size], list[str]]:
+    def _images(self, records: list[Any]) -> tuple[dict[int, Grid], list[str]]:
         """Sizes by image id, and file names."""
-        sizes: dict[int, Size] = {}
+        sizes: dict[int, Grid] = {}
         owners: dict[str, int] = {}  # file name → position in the file
         positions: dict[int, int] = {}
         for index, record in enumerate(records):
@@ -157,16 +154,16 @@ class _Parser:
                 self._repair(f"image {number}", number, "image listed twice; second entry skipped")
             elif number in positions:
                 other = f"images[{positions[number]}] and images[{index}]"
-                self.refusals.append(f"{other} both have id {number}; give every image an id of its own")
+                self.refusals.append(f"{other} both have id {number}; ids must be unique")
             elif name in owners:
                 other = f"images[{owners[name]}] and images[{index}]"
-                self.refusals.append(f"{other} are both {short(name)}; remove one, and give its annotations to the other")
+                self.refusals.append(f"{other} are both {short(name)}; remove one, and move its annotations to the other")
             else:
                 positions[number] = owners[name] = index
                 sizes[number] = self._size(record, number, name)
         return sizes, list(owners)
 
-    def _size(self, record: dict[str, Any], number: int, name: str) -> Size:
+    def _size(self, record: dict[str, Any], number: int, name: str) -> Grid:
         """The stated size, or that of the file."""
         height, width = record.get("height"), record.get("width")
         if type(height) is int and type(width) is int and min(height, width) > 0 and height * width <= MAX_PIXELS:
@@ -179,7 +176,7 @@ class _Parser:
         self._repair(f"image {number}", number, "image without valid height and width; taken from its file")
         return image.height, image.width
 
-    def _annotations(self, records: list[Any], labels: dict[int, int], sizes: dict[int, Size]) -> dict[int, list[Annotation]]:
+    def _annotations(self, records: list[Any], labels: dict[int, int], sizes: dict[int, Grid]) -> dict[int, list[Annotation]]:
         """The annotations of every image, in the order of the file, with ids of their own."""
         by_image: dict[int, list[Annotation]] = {number: [] for number in sizes}
         positions: dict[int, int] = {}  # id → position in the file
@@ -194,7 +191,7 @@ class _Parser:
                 note("annotation listed twice; second entry skipped")
                 continue
             if not _is_id(number) or number in positions:
-                note("annotation without a positive integer of its own as id; numbered anew")
+                note("annotation without a unique positive integer id; given a new id")
                 newest = number = newest + 1
             positions[number] = index
             found = ObjectRules(sizes[record["image_id"]], note).annotation(record, labels[record["category_id"]], number)
@@ -203,10 +200,12 @@ class _Parser:
                 if found.segmentation is None:
                     note(NO_MASK)
         if records and sum(repair.what == NO_IMAGE for repair in self.repairs) == len(records):
-            self.refusals.append(f"none of its {len(records)} annotations is of one of its images; are they of another file?")
+            self.refusals.append(
+                f"none of its {len(records)} annotations refers to one of its images; do they belong to another file?"
+            )
         return by_image
 
-    def _belongs(self, record: Any, where: str, labels: dict[int, int], sizes: dict[int, Size]) -> bool:
+    def _belongs(self, record: Any, where: str, labels: dict[int, int], sizes: dict[int, Grid]) -> bool:
         """Whether it is an annotation of one of the images, with one of the categories."""
         image, category = _get(record, "image_id"), _get(record, "category_id")
         if not isinstance(record, dict):

@@ -8,6 +8,7 @@ import numpy as np
 
 from polaformer.data.masks import Polygons, Rle, Segmentation, compressed, mask_of, run_lengths
 from polaformer.data.sources.coco_annotations import Annotation, Box
+from polaformer.ops.grid import Grid
 
 # COCO's own boxes, rounded to two decimals, leave images by up to a hundredth of a pixel, and are evaluated so.
 TOLERANCE = 1.0  # pixels by which a box may leave its image unchanged
@@ -16,7 +17,7 @@ TOLERANCE = 1.0  # pixels by which a box may leave its image unchanged
 class ObjectRules:
     """The rules for an object on an image of size (height, width). note: called with what was repaired, dropped or skipped."""
 
-    def __init__(self, size: tuple[int, int], note: Callable[[str], object]) -> None:
+    def __init__(self, size: Grid, note: Callable[[str], object]) -> None:
         self.height, self.width = self.size = size
         self.note = note
 
@@ -48,7 +49,7 @@ class ObjectRules:
         if type(value) is list and str in map(type, value):
             value = [_number(one) for one in value]
             if _are_numbers(value) and len(value) == 4:
-                self.note("box with numbers as text; converted")
+                self.note("box with numbers as strings; converted")
         problem = self._box_problem(value)
         if problem is None:
             left, top, width, height = map(float, value)
@@ -163,7 +164,7 @@ class ObjectRules:
 
 
 def _number(value: Any) -> Any:
-    """The number that a text stands for; other values as they are."""
+    """The number in a string; other values unchanged."""
     try:
         return float(value) if type(value) is str else value
     except ValueError:

@@ -68,7 +68,7 @@ def unsupported_reason(inputs: ConvolutionInputs, grad: Tensor | None = None) ->
     return f"got {', '.join(kinds)}; give tensors on the CPU, all tokens in one of {allowed}"
 
 
-def missing_reason(inputs: ConvolutionInputs) -> str | None:
+def fallback_reason(inputs: ConvolutionInputs) -> str | None:
     """Why there is no kernel for these tensors here, in one line; None if there is. Warns once if there is none at all."""
     if 0 in inputs.grid:
         return "the grid is empty"

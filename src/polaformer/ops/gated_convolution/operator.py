@@ -47,7 +47,7 @@ def gated_convolution(
 
 def _compute(inputs: ConvolutionInputs) -> Tensor:
     """By the kernel if it can, else in plain operations; dense either way."""
-    return cpu.forward(inputs) if cpu.missing_reason(inputs) is None else plain.forward(inputs).contiguous()
+    return cpu.forward(inputs) if cpu.fallback_reason(inputs) is None else plain.forward(inputs).contiguous()
 
 
 def _check(inputs: ConvolutionInputs) -> None:
@@ -124,7 +124,7 @@ def _backward(
     """The gradients of attended, values and weight, then of bias and gate if given."""
     inputs = ConvolutionInputs(attended, values, weight, bias, gate, (height, width))
     _check_registered(inputs, grad)
-    return cpu.backward(grad, inputs) if cpu.missing_reason(inputs) is None else plain.backward(grad, inputs)
+    return cpu.backward(grad, inputs) if cpu.fallback_reason(inputs) is None else plain.backward(grad, inputs)
 
 
 @_backward.register_fake

@@ -22,7 +22,7 @@ from polaformer.ops.precision import computing_dtype
 SOURCE = Path(__file__).with_name("cpu_kernel.cpp")
 
 
-class View(ctypes.Structure):
+class TensorView(ctypes.Structure):
     """A tensor (B, H, T, D) whose last stride is 1; strides in elements."""
 
     _fields_ = [("data", ctypes.c_void_p), ("batch", ctypes.c_int64), ("head", ctypes.c_int64), ("token", ctypes.c_int64)]
@@ -39,7 +39,7 @@ class Problem(ctypes.Structure):
         *((name, ctypes.c_int64) for name in INTEGERS),
         ("eps", ctypes.c_double),
         *((name, ctypes.c_void_p) for name in ("power", "log2_scale", "mask")),
-        *((name, View) for name in VIEWS),
+        *((name, TensorView) for name in VIEWS),
         *((name, ctypes.c_void_p) for name in ("norms", "grad_power", "grad_scale")),
     ]
 
@@ -139,6 +139,6 @@ def _call(
         norms=address(norms),
         grad_power=None if sums is None else address(sums[0]),
         grad_scale=None if sums is None or scale is None else address(sums[1]),
-        **{key: View(x.data_ptr(), *x.stride()[:3]) for key, x in views.items()},
+        **{key: TensorView(x.data_ptr(), *x.stride()[:3]) for key, x in views.items()},
     )
     tensors.run(library, name, problem, q)

@@ -88,9 +88,7 @@ class ClassificationJob(MapStyleJob):
             "validation_images": len(self.data.val),
             **({} if self.data.test is None else {"test_images": len(self.data.test)}),
             "classes": len(self.data.classes),
-            "memory_of_weights_MB": round(memory.weights / 1e6),
-            "memory_of_activations_MB": round(memory.activations / 1e6),
-            "memory_of_each_process_MB": round(memory.total / 1e6),
+            **memory.as_record(),
         }
 
     def figures(self, predictor: Classifier, counts: Mapping[str, ClassificationCounts]) -> dict[str, Figure]:

@@ -27,7 +27,7 @@ from polaformer.tasks.classification.task import ClassificationEvaluation, Class
 from polaformer.tasks.job import Evaluation
 from polaformer.tasks.task import Advance, Answers
 from polaformer.weights.errors import WeightsError
-from polaformer.weights.files import read_metadata, read_state_dict
+from polaformer.weights.files import check_finite, read_metadata, read_state_dict
 
 BATCH_SIZE = 32  # images of `predict` in memory at once
 
@@ -143,7 +143,7 @@ def load_classifier(path: str | PathLike[str]) -> Classifier:
         raise WeightsError(f"{path} does not contain a known model; convert it with `polaformer convert {path} OUT --model …`")
     model = create_model(**arguments)
     load_weights(model, path)
-    _check_finite(path, model)
+    check_finite(path, dict(model.named_parameters()))
     about = read_metadata(path)
     try:
         return Classifier(model.eval(), _classes(about, model), _preprocessing(about, model))
@@ -172,9 +172,3 @@ def _preprocessing(about: dict[str, str], model: Any) -> Preprocessing:
     if found.channels != model.in_chans:
         raise ValueError(f"images have {found.channels} channels, but the model takes {model.in_chans}")
     return found
-
-
-def _check_finite(path: str | PathLike[str], model: nn.Module) -> None:
-    broken = [name for name, parameter in model.named_parameters() if not bool(parameter.isfinite().all())]
-    if broken:
-        raise WeightsError(f"{path} has weights that are not finite, first in {broken[0]}; train or download it again")

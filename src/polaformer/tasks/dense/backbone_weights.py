@@ -27,11 +27,11 @@ from polaformer.backbones.fitting import fit, misfits
 from polaformer.backbones.loading import check_has_memory, misfit_message, model_name, stored_grids, unwrapped
 from polaformer.backbones.mmdetection_names import from_mmdetection
 from polaformer.backbones.recognition import model_of_file
-from polaformer.backbones.registry import MODELS
+from polaformer.backbones.registry import MODELS, softmax_twin
 from polaformer.ops.grid import Grid
 from polaformer.training.run import weights_file
 from polaformer.weights.errors import Misfits, WeightsError
-from polaformer.weights.files import StateDict, extract_state_dict, read_metadata, read_state_dict
+from polaformer.weights.files import StateDict, check_finite, extract_state_dict, read_metadata, read_state_dict
 
 HEAD = "head."
 OPTIONAL = (HEAD, "norm.", "feature_norms.")  # not needed for features, or not in every file
@@ -89,8 +89,8 @@ def load_backbone(backbone: nn.Module, path: str | PathLike[str]) -> LoadedBackb
     source = _read(Path(path))
     fitted = _fitted(source, model)
     if any(fitted.problems):
-        raise WeightsError(_why(source, model, fitted), fitted.problems)
-    _check_finite(source.path, fitted.state)
+        raise WeightsError(_misfit_lines(source, model, fitted), fitted.problems)
+    check_finite(source.path, fitted.state)
     model.load_state_dict(fitted.state, strict=True)
     left_out = dict(Counter(key.partition(".")[0] for key in [*source.left_out, *fitted.unused]))
     num_loaded = len(fitted.state) - len(fitted.kept)
@@ -149,17 +149,11 @@ def _fitted(source: _Source, model: nn.Module) -> _Fitted:
     return _Fitted(state, resized, kept, unused, misfits(state, model))
 
 
-def _check_finite(path: Path, state: StateDict) -> None:
-    broken = [key for key, value in state.items() if not bool(value.isfinite().all())]
-    if broken:
-        raise WeightsError(f"{path} has weights that are not finite, first in {broken[0]}; train or download it again")
-
-
-def _why(source: _Source, model: nn.Module, fitted: _Fitted) -> list[str]:
+def _misfit_lines(source: _Source, model: nn.Module, fitted: _Fitted) -> list[str]:
     """The lines of the error: what the file holds instead, if it is recognised; otherwise all that does not fit."""
     path, wanted = source.path, model_name(model)
     if _fits_softmax_twin(source, model):
-        twin, mechanisms = f"softmax_{wanted.partition('_')[2]}", ", ".join(dict.fromkeys(getattr(model, "attention", ())))
+        twin, mechanisms = softmax_twin(wanted), ", ".join(dict.fromkeys(getattr(model, "attention", ())))
         choice = twin if twin in MODELS else "attention=softmax"
         return [
             f"{path} is for softmax attention, but the attention of {wanted} here is {mechanisms}; nothing was loaded. "

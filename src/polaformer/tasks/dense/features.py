@@ -14,7 +14,6 @@ from polaformer.attention.layer.window_attention import RelativePositions
 from polaformer.backbones import create_model
 from polaformer.backbones.pyramid import Pyramid
 from polaformer.backbones.registry import MODELS, check_name
-from polaformer.backbones.swin import Swin
 from polaformer.errors import SettingsError
 
 
@@ -30,7 +29,7 @@ class Features(nn.Module):
     def __init__(self, name: str, *, feature_norms: bool | None = None, first_stage: int = 0, **options: Any) -> None:
         super().__init__()
         check_pyramid(name)
-        norms = issubclass(MODELS[name].family, Swin) if feature_norms is None else feature_norms
+        norms = MODELS[name].family.dense_norms if feature_norms is None else feature_norms
         backbone = create_model(name, num_classes=0, feature_norms=norms, **options)
         assert isinstance(backbone, Pyramid)
         self.backbone, self.first_stage = backbone, first_stage

@@ -15,7 +15,6 @@ from polaformer.ops.grid import Grid
 from polaformer.ops.precision import computing_dtype
 
 RATIOS = (0.5, 1.0, 2.0)  # height / width
-USES = ("all", "of image", "inside")
 
 
 class Anchors(AnchorGenerator):
@@ -53,9 +52,9 @@ class Anchors(AnchorGenerator):
 
 
 class ObjectMatcher(Matcher):
-    """torchvision's matcher; an object whose best anchor is below the threshold gets it only from an IoU of `least` on.
+    """torchvision's matcher, but a low-quality match needs an IoU of at least `least`.
 
-    With torchvision's, an object that overlaps no anchor gets all the anchors that it does not overlap.
+    torchvision's matches an object that overlaps no anchor with every anchor, at an IoU of 0.
     """
 
     def __init__(self, foreground: float, background: float, least: float = 0.0) -> None:
@@ -70,23 +69,23 @@ class ObjectMatcher(Matcher):
         matches[chosen] = all_matches[chosen]
 
 
-def unused(anchors: Tensor, size: Grid, use: str) -> Tensor:
+def ignored_anchors(anchors: Tensor, size: Grid, use: str) -> Tensor:
     """(A,), True for anchors (A, 4) that are ignored in an image of the given size.
 
-    use: "of image": those centred in the padding. "inside": those that reach beyond the image's border. "all": none.
+    use: "valid": those centred in the padding. "inside": those that reach beyond the image's border. "all": none.
     """
     limit = anchors.new_tensor([size[1], size[0]])
     if use == "inside":
         return ((anchors[:, :2] < 0) | (anchors[:, 2:] >= limit)).any(dim=1)
-    if use == "of image":
+    if use == "valid":
         return ((anchors[:, :2] + anchors[:, 2:]) / 2 >= limit).any(dim=1)
     return anchors.new_zeros(len(anchors), dtype=torch.bool)
 
 
-def hidden(anchors: Sequence[Tensor], sizes: Sequence[Grid], use: str) -> Tensor:
-    """(B, A), True for anchors centred in the padding, which predict nothing; use: as in `unused`, "all" hides none."""
-    kind = "all" if use == "all" else "of image"
-    return torch.stack([unused(own, size, kind) for own, size in zip(anchors, sizes, strict=True)])
+def in_padding(anchors: Sequence[Tensor], sizes: Sequence[Grid], use: str) -> Tensor:
+    """(B, A), True for anchors centred in the padding, which predict nothing; use: as there, "all" hides none."""
+    kind = "all" if use == "all" else "valid"
+    return torch.stack([ignored_anchors(own, size, kind) for own, size in zip(anchors, sizes, strict=True)])
 
 
 def image_list(images: Tensor, sizes: Sequence[Grid]) -> ImageList:

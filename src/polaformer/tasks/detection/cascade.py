@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from polaformer.ops.grid import Grid
 from polaformer.tasks.detection.detections import Detections
-from polaformer.tasks.detection.mask_rcnn import with_masks
-from polaformer.tasks.detection.proposals import Proposals, Targets, build_proposals
-from polaformer.tasks.detection.stage import Predictions, Stage, build_stage
+from polaformer.tasks.detection.mask_rcnn import detections_with_masks, region_outputs
+from polaformer.tasks.detection.proposals import ProposalNetwork, Targets, build_proposals
+from polaformer.tasks.detection.stage import BoxPredictions, RoIStage, build_stage
 
 IOUS = (0.5, 0.6, 0.7)
 LOSS_WEIGHTS = (1.0, 0.5, 0.25)
@@ -23,14 +23,16 @@ CODER_WEIGHTS = ((10.0, 10.0, 5.0, 5.0), (20.0, 20.0, 10.0, 10.0), (30.0, 30.0, 
 class CascadeMaskRCNN(nn.Module):
     """The heads of Cascade Mask R-CNN on the five levels of a pyramid."""
 
-    def __init__(self, proposals: Proposals, stages: Sequence[Stage], loss_weights: Sequence[float] = LOSS_WEIGHTS) -> None:
+    def __init__(
+        self, proposals: ProposalNetwork, stages: Sequence[RoIStage], loss_weights: Sequence[float] = LOSS_WEIGHTS
+    ) -> None:
         super().__init__()
         self.proposals, self.stages, self.loss_weights = proposals, nn.ModuleList(stages), tuple(loss_weights)
 
     def losses(self, images: Tensor, maps: Sequence[Tensor], sizes: Sequence[Grid], targets: Targets) -> dict[str, Tensor]:
         """The weighted losses, whose sum is the loss: of the proposals, and "class_1", "box_1", "mask_1" to 3 of the stages.
 
-        Every stage samples anew, from the boxes that the stage before refined; objects' own boxes are not refined, but added.
+        Every stage samples the boxes that the stage before refined; objects' own boxes are not refined, but added.
         """
         boxes, losses = self.proposals(images, maps, sizes, targets)
         named = self.proposals.maps_of_regions(maps, sizes)
@@ -53,9 +55,13 @@ class CascadeMaskRCNN(nn.Module):
             if stage is not stages[-1]:
                 boxes = stage.refine(found, boxes, sizes)
         mean = torch.stack(logits).mean(dim=0)
-        return with_masks(stages, named, Predictions(mean, found.deltas), boxes, sizes)
+        return detections_with_masks(stages, named, BoxPredictions(mean, found.deltas), boxes, sizes)
 
-    def _stages(self) -> list[Stage]:
+    def typical_outputs(self, maps: list[Tensor], num_regions: int, num_masks: int) -> list[Tensor]:
+        """What every layer computes for the maps and, in every stage, for this many regions."""
+        return region_outputs(self.proposals, self._stages(), maps, num_regions, num_masks)
+
+    def _stages(self) -> list[RoIStage]:
         return list(self.stages)  # type: ignore[arg-type]
 
 
@@ -75,8 +81,8 @@ def build_cascade(
     box_loss, class_agnostic: None: as published: GIoU per class for 4conv1fc, else smooth L1 of one box for all classes.
     num_proposals: per image; None: 2000 in training and 1000 in inference, as published. stage: arguments of `build_stage`.
 
-    Departs: the coder weights of the third stage are the paper's (30, 30, 15, 15), not 1 / (.033, .033, .067, .067). The other
-        differences of `build_mask_rcnn` remain.
+    Departs: the coder weights of the third stage are the paper's (30, 30, 15, 15), not 1 / (.033, .033, .067, .067). Anchors
+        are matched as in `build_mask_rcnn`.
     """
     proposals = build_proposals(
         width,

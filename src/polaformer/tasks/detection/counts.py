@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from polaformer.data.detection_images import DetectionBatch
 from polaformer.data.masks import compressed, rle_from_mask, rle_of
+from polaformer.ops.grid import Grid
 from polaformer.tasks.detection.average_precision import AveragePrecision, ImageResult, Kind, average_precision
 from polaformer.tasks.detection.detections import Detections, paste_masks, rescaled
 
@@ -154,7 +155,7 @@ def _image_result(found: Detections, truth: dict[str, Any], with_masks: bool) ->
     )
 
 
-def _counts_of(segmentation: Any, size: tuple[int, int]) -> str | None:
+def _counts_of(segmentation: Any, size: Grid) -> str | None:
     """The counts of the compressed run lengths of a segmentation in one of COCO's forms."""
     if segmentation is None:
         return None
@@ -164,7 +165,7 @@ def _counts_of(segmentation: Any, size: tuple[int, int]) -> str | None:
     return rle_of(tuple(np.array(one, dtype=np.float64).reshape(-1, 2) for one in segmentation), size)["counts"]
 
 
-def _encoded(found: Detections, size: tuple[int, int]) -> Iterator[str]:
+def _encoded(found: Detections, size: Grid) -> Iterator[str]:
     """The masks of the detections as compressed RLEs, a few at a time."""
     if found.masks is None:
         raise ValueError("DetectionCounts: masks are to be counted, but the model gives none")

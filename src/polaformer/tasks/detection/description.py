@@ -1,7 +1,7 @@
 """What a weights file stores about a detector: everything that is needed to build it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from math import isfinite
 from typing import Any
@@ -15,21 +15,23 @@ from polaformer.tasks.dense.features import Features, strides_of
 from polaformer.tasks.dense.fpn import FeaturePyramid
 from polaformer.tasks.detection.cascade import build_cascade
 from polaformer.tasks.detection.detector import Detector
-from polaformer.tasks.detection.heads import BOX_HEADS
+from polaformer.tasks.detection.detector_facts import DETECTORS, OF_REGIONS, DetectorFacts, DetectorName
+from polaformer.tasks.detection.heads import BOX_HEADS, STRIDES
 from polaformer.tasks.detection.mask_rcnn import build_mask_rcnn
 from polaformer.tasks.detection.retinanet import build_retinanet
 from polaformer.tasks.detection.stage import BOX_LOSSES
 from polaformer.weights.errors import Misfits
 
-RETINANET, MASK_RCNN, CASCADE = "retinanet", "mask-rcnn", "cascade-mask-rcnn"
-DETECTORS = (RETINANET, MASK_RCNN, CASCADE)
-STRIDES = (4, 8, 16, 32)  # of the stages of the backbone
-MOST = {"num_classes": 100_000, "width": 8192, "box_width": 65_536, "mask_width": 8192, "num_samples": 100_000}
-MOST |= {"num_proposals": 1_000_000, "max_detections": 1_000_000}
-MOST_OF_BACKBONE = 65_536  # for every number among its arguments
-MOST_BLOCKS = 1000
+BUILDERS: dict[DetectorName, Callable[..., nn.Module]] = {
+    "retinanet": build_retinanet,
+    "mask-rcnn": build_mask_rcnn,
+    "cascade-mask-rcnn": build_cascade,
+}
+MAX = {"num_classes": 100_000, "width": 8192, "box_width": 65_536, "mask_width": 8192, "num_samples": 100_000}
+MAX |= {"num_proposals": 1_000_000, "max_detections": 1_000_000}
+MAX_OF_BACKBONE = 65_536  # for every number among its arguments
+MAX_BLOCKS = 1000
 NOT_OF_DESCRIPTION = ("num_classes", "global_pool", "feature_norms", "checkpoint", "features_only", "out_indices", "in_chans")
-REGIONS_ONLY = ("box_head", "box_loss", "class_agnostic", "box_width", "mask_width", "num_samples", "num_proposals")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,7 @@ class DetectorDescription:
     backbone: the name of a pyramid. backbone_options: other arguments of `create_model`, as JSON can hold them.
     """
 
-    detector: str
+    detector: DetectorName
     backbone: str
     num_classes: int
     backbone_options: Mapping[str, Any] = field(default_factory=dict)
@@ -73,23 +75,23 @@ class DetectorDescription:
     @property
     def has_masks(self) -> bool:
         """Whether the detector also segments the objects."""
-        return self.detector != RETINANET
+        return self.facts.has_masks
+
+    @property
+    def facts(self) -> DetectorFacts:
+        """What sets the detector apart."""
+        return DETECTORS[self.detector]
 
     def build(self) -> Detector:
         """A new detector."""
-        is_retinanet = not self.has_masks
-        features = Features(self.backbone, first_stage=int(is_retinanet), **_as_arguments(self.backbone_options))
-        pyramid = FeaturePyramid(features.channels, self.width, "convolutions" if is_retinanet else "pool", features.strides)
+        features = Features(self.backbone, first_stage=self.facts.first_stage, **_as_arguments(self.backbone_options))
+        pyramid = FeaturePyramid(features.channels, self.width, self.facts.extra_levels, features.strides)
         return Detector(features, pyramid, self._heads())
 
     def _heads(self) -> nn.Module:
-        options: dict[str, Any] = {name: getattr(self, name) for name in ("score_threshold", "nms_threshold", "max_detections")}
-        given = {name: getattr(self, name) for name in ("anchor_scale", *REGIONS_ONLY) if getattr(self, name) is not None}
-        if self.detector == RETINANET:
-            scale = {name: given[name] for name in given if name == "anchor_scale"}
-            return build_retinanet(self.width, self.num_classes, **scale, **options)
-        build = build_mask_rcnn if self.detector == MASK_RCNN else build_cascade
-        return build(self.width, self.num_classes, **given, **options)
+        names = ("score_threshold", "nms_threshold", "max_detections", "anchor_scale", *(OF_REGIONS if self.has_masks else ()))
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return BUILDERS[self.detector](self.width, self.num_classes, **given)
 
     def misfits(self, state: Mapping[str, Tensor]) -> Misfits:
         """What prevents the detector from having these parameters; allocates no memory for a detector as large as described."""
@@ -122,7 +124,7 @@ class DetectorDescription:
 
     def _wrong_names(self) -> list[str]:
         allowed = {
-            "detector": DETECTORS,
+            "detector": tuple(DETECTORS),
             "box_head": BOX_HEADS,
             "box_loss": (*BOX_LOSSES, None),
             "class_agnostic": (True, False, None),
@@ -134,14 +136,16 @@ class DetectorDescription:
                 hint = nearest(value, [str(one) for one in choices]) if isinstance(value, str) else ""
                 found.append(f"{name} is {value!r}; {hint}choose one of {', '.join(map(str, choices))}")
         default = {one.name: one.default for one in fields(self)}
-        if self.detector == RETINANET:
-            changed = [name for name in REGIONS_ONLY if getattr(self, name) != default[name]]
-            found += [f"{name} is {getattr(self, name)!r}, but {RETINANET} has no regions; leave it out" for name in changed]
+        if self.detector in [name for name, facts in DETECTORS.items() if not facts.has_masks]:
+            changed = [name for name in OF_REGIONS if getattr(self, name) != default[name]]
+            found += [
+                f"{name} is {getattr(self, name)!r}, but {self.detector} has no regions; leave it out" for name in changed
+            ]
         return found
 
     def _wrong_numbers(self) -> list[str]:
         found = []
-        for name, most in MOST.items():
+        for name, most in MAX.items():
             value = getattr(self, name)
             if value is None and name == "num_proposals":
                 continue
@@ -163,13 +167,13 @@ class DetectorDescription:
             return [f"backbone_options is {options!r}; give a mapping from argument names to values"]
         if refused := [name for name in options if name in NOT_OF_DESCRIPTION]:
             return [f"backbone_options has {', '.join(refused)}, which a detector sets itself; leave them out"]
-        if too_large := [name for name, value in options.items() if _largest(value) > MOST_OF_BACKBONE]:
+        if too_large := [name for name, value in options.items() if _largest(value) > MAX_OF_BACKBONE]:
             return [
-                f"backbone_options has {name}={options[name]!r}; give numbers up to {MOST_OF_BACKBONE}" for name in too_large
+                f"backbone_options has {name}={options[name]!r}; give numbers up to {MAX_OF_BACKBONE}" for name in too_large
             ]
         depths = options.get("depths", 1)
-        if _total(depths) > MOST_BLOCKS:
-            return [f"backbone_options has depths={depths!r}; give at most {MOST_BLOCKS} blocks"]
+        if _total(depths) > MAX_BLOCKS:
+            return [f"backbone_options has depths={depths!r}; give at most {MAX_BLOCKS} blocks"]
         try:
             strides = strides_of(self.backbone, _as_arguments(options))
         except SettingsError as error:

@@ -11,13 +11,15 @@ from torch import Tensor, nn
 from polaformer.ops.grid import Grid
 from polaformer.tasks.dense.features import within
 from polaformer.tasks.detection.detections import Detections, paste_masks, rescaled
-from polaformer.tasks.detection.proposals import Targets
+from polaformer.tasks.detection.proposals import ProposalNetwork, Targets
 
 __all__ = ["Detections", "Detector", "paste_masks", "rescaled"]
 
 
 class Heads(Protocol):
-    """What a detector does with the maps of its pyramid."""
+    """What a detector does with the maps of its pyramid. proposals: the network whose regions it classifies, if any."""
+
+    proposals: ProposalNetwork | None
 
     def losses(self, images: Tensor, maps: Sequence[Tensor], sizes: Sequence[Grid], targets: Targets) -> dict[str, Tensor]:
         """The losses by name, in float32; their sum is the loss."""
@@ -25,6 +27,10 @@ class Heads(Protocol):
 
     def detections(self, images: Tensor, maps: Sequence[Tensor], sizes: Sequence[Grid]) -> list[Detections]:
         """The detections of each image."""
+        ...
+
+    def typical_outputs(self, maps: list[Tensor], num_regions: int, num_masks: int) -> list[Tensor]:
+        """What every layer computes for the maps and this many regions, if it computes on regions; works on the meta device."""
         ...
 
 

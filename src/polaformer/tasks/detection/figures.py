@@ -1,4 +1,4 @@
-"""Figures for the report of a detector: predictions beside the truth, precision against recall, average precision by class.
+"""Figures for the report of a detector: predictions beside the ground truth, precision against recall, AP by class.
 
 # n detections, m objects
 """
@@ -30,7 +30,7 @@ SIDE = 480  # pixels of the longer side of a picture
 MAX_CLASSES = 200  # in the table
 
 
-class Found(NamedTuple):
+class ObjectRecall(NamedTuple):
     """How many of the objects of an image were found, without crowd regions."""
 
     num_found: int
@@ -52,7 +52,7 @@ def collect_figures(counts: DetectionCounts, source: CocoSource, split: str = "v
     }
 
 
-def found_objects(image: ImageResult, min_score: float) -> Found:
+def found_objects(image: ImageResult, min_score: float) -> ObjectRecall:
     """How many objects have a detection of their class with an IoU of at least MIN_IOU and a score of at least `min_score`.
 
     A detection finds one object, that with the highest IoU; those with the highest scores choose first.
@@ -66,7 +66,7 @@ def found_objects(image: ImageResult, min_score: float) -> Found:
         same = [one for one in free if image.true_labels[one] == image.labels[index] and overlaps[index, one] >= MIN_IOU]
         if same:
             free.remove(max(same, key=lambda one: (overlaps[index, one], -one)))
-    return Found(len(wanted) - len(free), len(wanted))
+    return ObjectRecall(len(wanted) - len(free), len(wanted))
 
 
 def _box_iou(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -97,8 +97,8 @@ def _predictions(counts: DetectionCounts, source: CocoSource, split: str) -> Pic
     ]
     caption = (
         f"Of the {len(found):,} {split} images: {len(worst)} with the lowest recall, those with the most objects first, then "
-        f"{len(typical)} at random. Detections are shown from a score of {100 * min_score:.3g} % on, at most {MAX_SHOWN}. "
-        f"An object is found if one of the detections from that score on has its class and an IoU of at least {MIN_IOU}."
+        f"{len(typical)} at random. Detections with a score ≥ {100 * min_score:.3g} % are shown (at most {MAX_SHOWN}). "
+        f"An object counts as found if a detection with such a score has its class and an IoU ≥ {MIN_IOU}."
     )
     return Pictures(rows, caption) if rows else None
 
@@ -120,7 +120,7 @@ def _resized(image: Image) -> Image:
 
 
 def _row(title: str, image: Image, result: ImageResult, classes: Sequence[str], min_score: float) -> PictureRow:
-    """The truth, and beside it the detections."""
+    """The ground truth, and beside it the detections."""
     num_found, num_objects = found_objects(result, min_score)
     shown = np.argsort(-result.scores, kind="stable")[:MAX_SHOWN]
     shown = shown[result.scores[shown] >= min_score]
@@ -129,7 +129,7 @@ def _row(title: str, image: Image, result: ImageResult, classes: Sequence[str], 
     return PictureRow(
         title,
         (
-            (f"truth: {_how_many(num_objects, 'object')}{crowds}", _draw_truth(image, result, classes)),
+            (f"ground truth: {_how_many(num_objects, 'object')}{crowds}", _draw_truth(image, result, classes)),
             (f"prediction: {_how_many(len(shown), 'detection')}{told}", _draw_detections(image, result, classes, shown)),
         ),
     )

@@ -13,9 +13,9 @@ from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 from polaformer.ops.grid import Grid
 from polaformer.tasks.detection.detector import Detector
 from polaformer.tasks.detection.mask_rcnn import MaskRCNN
-from polaformer.tasks.detection.proposals import Proposals
+from polaformer.tasks.detection.proposals import ProposalNetwork
 from polaformer.tasks.detection.retinanet import RetinaNet
-from polaformer.tasks.detection.stage import Stage
+from polaformer.tasks.detection.stage import RoIStage
 
 SMOOTH = 1 / 9  # beta of torchvision's smooth L1 loss
 
@@ -57,7 +57,9 @@ def from_torchvision(model: nn.Module) -> Detector:
             max_detections=model.detections_per_img,
         )
     elif isinstance(model, TorchvisionMaskRCNN):
-        heads = MaskRCNN(Proposals(model.rpn, beta=SMOOTH, use="all"), Stage(model.roi_heads, beta=SMOOTH, soft_masks=True))
+        heads = MaskRCNN(
+            ProposalNetwork(model.rpn, beta=SMOOTH, use="all"), RoIStage(model.roi_heads, beta=SMOOTH, soft_masks=True)
+        )
     else:
         raise TypeError(f"from_torchvision: model is a {type(model).__name__}; give torchvision's RetinaNet or MaskRCNN")
     return Detector(WithoutMask(model.backbone), Levels(), heads)

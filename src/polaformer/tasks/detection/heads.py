@@ -22,7 +22,7 @@ BOX_HEADS = ("2fc", "4conv1fc")
 REGION, MASK_REGION = 7, 14  # cells along a side
 
 
-class Regions(nn.Module):
+class RoIPooler(nn.Module):
     """The features of boxes, (R, C, side, side), each from the level that its size belongs to (Eq. 1 of the FPN paper).
 
     RoIAlign with pixel centres aligned and as many samples as a cell has feature cells. torchvision's MultiScaleRoIAlign has no
@@ -72,7 +72,7 @@ class BoxPredictor(nn.Module):
 def build_box_head(kind: str, width: int, hidden: int) -> nn.Module:
     """ "2fc": two linear layers. "4conv1fc": four 3×3 convolutions with batch norm, then one linear layer, as for Swin.
 
-    Departs: published with SyncBatchNorm, which only GPUs have; there the job converts the model, on CPUs it cannot.
+    Departs: published with SyncBatchNorm, to which the job converts it on several GPUs; on CPUs plain BatchNorm remains.
     """
     check_choice("detector", "box_head", kind, BOX_HEADS)
     if kind == "2fc":

@@ -18,13 +18,14 @@ from polaformer.ops.grid import Grid
 from polaformer.tasks.dense.backbone_weights import load_backbone
 from polaformer.tasks.dense.memory_limit import check_fits
 from polaformer.tasks.detection import figures
-from polaformer.tasks.detection.counting import typical_outputs
 from polaformer.tasks.detection.counts import DetectionCounts
 from polaformer.tasks.detection.description import DetectorDescription
 from polaformer.tasks.detection.detector import Detector
+from polaformer.tasks.detection.detector_facts import OF_REGIONS
 from polaformer.tasks.detection.objective import DetectionObjective
-from polaformer.tasks.detection.predictor import DetectionPredictor, Preprocessing, detector_metadata, load_detector
-from polaformer.tasks.detection.recipe import OF_REGIONS, DetectionRecipe
+from polaformer.tasks.detection.predictor import DetectionPredictor, DetectionPreprocessing, detector_metadata, load_detector
+from polaformer.tasks.detection.recipe import DetectionRecipe
+from polaformer.tasks.detection.typical_outputs import typical_outputs
 from polaformer.tasks.figures import Figure
 from polaformer.tasks.map_style import MapStyleJob
 from polaformer.training.memory_estimate import MemoryEstimate
@@ -38,6 +39,7 @@ class DetectionJob(MapStyleJob):
     batch_class = DetectionBatch
     recipe: DetectionRecipe
     parts: Mapping[str, CocoSource]
+    notices: list[str]
 
     def __init__(self, recipe: DetectionRecipe) -> None:
         self.recipe = recipe
@@ -48,7 +50,7 @@ class DetectionJob(MapStyleJob):
         self.on_bad, self.max_bad_share = recipe.on_bad_image, recipe.max_bad_share
         self.description = describe(recipe, len(classes))
         _check_masks(self.parts, self.description)
-        self.preprocessing = Preprocessing(recipe.eval_size, recipe.max_size, recipe.mean, recipe.std)
+        self.preprocessing = DetectionPreprocessing(recipe.eval_size, recipe.max_size, recipe.mean, recipe.std)
         groups = aspect_groups(self.data.train.sizes)
         order = Order(len(self.data.train), recipe.batch_size, recipe.seed, groups=groups, group_size=recipe.group_size)
         self.use_order(order)
@@ -90,9 +92,7 @@ class DetectionJob(MapStyleJob):
             **{f"{name}_images": len(source) for name, source in self.parts.items()},
             **({"notices": "; ".join(self.notices)} if self.notices else {}),
             "classes": len(self.data.classes),
-            "memory_of_weights_MB": round(memory.weights / 1e6),
-            "memory_of_activations_MB": round(memory.activations / 1e6),
-            "memory_of_each_process_MB": round(memory.total / 1e6),
+            **memory.as_record(),
         }
 
     def memory(self, part: int) -> MemoryEstimate:
@@ -109,7 +109,7 @@ class DetectionJob(MapStyleJob):
         return check_fits(build, size, part, self.recipe, forward=forward, device=device)
 
     def figures(self, predictor: DetectionPredictor, counts: Mapping[str, DetectionCounts]) -> dict[str, Figure]:
-        """Predictions beside the truth, precision and recall, average precision by class, of the validation images."""
+        """Predictions beside the ground truth, precision and recall, average precision by class, of the validation images."""
         return figures.collect_figures(counts["val"], self.data.val)
 
     def predictor(self, model: torch.nn.Module) -> DetectionPredictor:
@@ -124,7 +124,9 @@ class DetectionJob(MapStyleJob):
             self.notices.append(f"backbone: {load_backbone(model.backbone, self.recipe.backbone)}")
         if self.recipe.checkpoint is not None:
             reset = load_detector(model, self.description, self.data.classes, weights_file(Path(self.recipe.checkpoint)))
-            self.notices += [f"checkpoint: it has other classes, so {len(reset)} parameters start anew"] * bool(reset)
+            self.notices += [f"checkpoint: trained for other classes; {len(reset)} parameters are newly initialised"] * bool(
+                reset
+            )
         return _with_shared_statistics(model)
 
 
@@ -161,6 +163,6 @@ def _check_masks(parts: Mapping[str, CocoSource], description: DetectorDescripti
     without = [name for name, source in parts.items() if not source.has_masks]
     if description.has_masks and without:
         raise SettingsError(
-            f"{description.detector} learns masks, but no object of the {without[0]} split has one; choose --detector "
+            f"{description.detector} predicts masks, but no object of the {without[0]} split has one; choose --detector "
             "retinanet, or give annotations with segmentations"
         )

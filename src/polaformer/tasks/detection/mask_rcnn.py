@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from polaformer.ops.grid import Grid
 from polaformer.tasks.detection.detections import Detections
-from polaformer.tasks.detection.proposals import Proposals, Targets, build_proposals
-from polaformer.tasks.detection.stage import Maps, Predictions, Stage, build_stage
+from polaformer.tasks.detection.proposals import ProposalNetwork, Targets, build_proposals
+from polaformer.tasks.detection.stage import BoxPredictions, FeatureMaps, RoIStage, build_stage
 
 
 class MaskRCNN(nn.Module):
     """The heads of Mask R-CNN on the five levels of a pyramid."""
 
-    def __init__(self, proposals: Proposals, stage: Stage) -> None:
+    def __init__(self, proposals: ProposalNetwork, stage: RoIStage) -> None:
         super().__init__()
         self.proposals, self.stage = proposals, stage
 
@@ -33,11 +33,23 @@ class MaskRCNN(nn.Module):
         """The detections of each image, best first."""
         boxes, _ = self.proposals(images, maps, sizes)
         named = self.proposals.maps_of_regions(maps, sizes)
-        return with_masks([self.stage], named, self.stage.predict(named, boxes, sizes), boxes, sizes)
+        return detections_with_masks([self.stage], named, self.stage.predict(named, boxes, sizes), boxes, sizes)
+
+    def typical_outputs(self, maps: list[Tensor], num_regions: int, num_masks: int) -> list[Tensor]:
+        """What every layer computes for the maps and this many regions."""
+        return region_outputs(self.proposals, [self.stage], maps, num_regions, num_masks)
 
 
-def with_masks(
-    stages: Sequence[Stage], maps: Maps, found: Predictions, boxes: Sequence[Tensor], sizes: Sequence[Grid]
+def region_outputs(
+    proposals: ProposalNetwork, stages: Sequence[RoIStage], maps: list[Tensor], num_regions: int, num_masks: int
+) -> list[Tensor]:
+    """What every layer computes for the maps and, in every stage, for this many regions without content."""
+    found = [one for outputs in proposals.rpn.head(maps) for one in outputs]
+    return found + [one for stage in stages for one in stage.typical_outputs(maps[0], num_regions, num_masks)]
+
+
+def detections_with_masks(
+    stages: Sequence[RoIStage], maps: FeatureMaps, found: BoxPredictions, boxes: Sequence[Tensor], sizes: Sequence[Grid]
 ) -> list[Detections]:
     """The detections from the predictions for the boxes: the last stage decodes them, masks are averaged over the stages."""
     kept, scores, labels = stages[-1].roi.postprocess_detections(*found, list(boxes), list(sizes))
@@ -54,8 +66,8 @@ def build_mask_rcnn(
 ) -> MaskRCNN:
     """As mmdetection's configuration, which those of PVT and Swin use; stage: further arguments of `build_stage`.
 
-    Departs: the anchor that overlaps an object most, if below the threshold, is trained for the object that it overlaps most
-        itself, in mmdetection for the former; so are, there, proposals above the threshold.
+    Departs: an object's best anchor is trained for the object with which that anchor has the highest IoU; mmdetection assigns
+        it to the former object, and does the same with an object's best proposal.
     """
     proposals = build_proposals(width, num_training=num_proposals, num_inference=num_proposals, scale=anchor_scale)
     return MaskRCNN(proposals, build_stage(width, num_classes, box_loss=box_loss, **stage))

@@ -8,12 +8,13 @@ from torch import Tensor
 
 from polaformer.attention import names as mechanism_names
 from polaformer.backbones.published import with_mechanism
-from polaformer.backbones.registry import MODELS
+from polaformer.backbones.registry import MODELS, softmax_twin
 from polaformer.errors import SettingsError, nearest
-from polaformer.tasks.detection.counting import typical_outputs
 from polaformer.tasks.detection.description import DetectorDescription
 from polaformer.tasks.detection.detector import Detector
-from polaformer.tasks.detection.published import ROWS, SWIN_CASCADE
+from polaformer.tasks.detection.detector_facts import DETECTORS, DetectorName
+from polaformer.tasks.detection.published import ROWS
+from polaformer.tasks.detection.typical_outputs import typical_outputs
 from polaformer.tasks.task import ListedModel, ListedModels
 
 SIZE = (800, 1280)
@@ -35,7 +36,7 @@ def list_detectors(pattern: str, attention: Sequence[str]) -> ListedModels:
     if mechanisms:
         models = [_listed(detector, model, mechanism) for detector, model in pairs for mechanism in mechanisms]
     else:
-        twins = ((detector, twin) for detector, model in pairs for twin in (model, model.replace("pola_", "softmax_")))
+        twins = ((detector, twin) for detector, model in pairs for twin in (model, softmax_twin(model)))
         models = [_listed(detector, model) for detector, model in twins]
     models = [model for model in models if fnmatch(model.name, pattern)]
     if not models:
@@ -44,18 +45,19 @@ def list_detectors(pattern: str, attention: Sequence[str]) -> ListedModels:
     return ListedModels("Detectors", columns, models, NOTES)
 
 
-def _listed(detector: str, model: str, mechanism: str | None = None) -> ListedModel:
+def _listed(detector: DetectorName, model: str, mechanism: str | None = None) -> ListedModel:
     config = MODELS[model].config
     stages = None if mechanism is None else with_mechanism(mechanism, config)
+    own = config.mechanisms if len(set(config.mechanisms)) > 1 else config.mechanisms[:1]
     name = f"{detector}-{model.replace('_', '-')}"
-    about = {"detector": detector, "backbone": model, "attention": mechanism or model.partition("_")[0], "size": list(SIZE)}
+    about = {"detector": detector, "backbone": model, "attention": mechanism or ",".join(own), "size": list(SIZE)}
     return ListedModel(name, partial(build, detector, model, stages), forward, about)
 
 
-def build(detector: str, model: str, attention: str | None = None) -> Detector:
+def build(detector: DetectorName, model: str, attention: str | None = None) -> Detector:
     """The detector of the paper's rows around a backbone, for the classes of COCO."""
     options = {} if attention is None else {"attention": attention}
-    published = SWIN_CASCADE if detector == "cascade-mask-rcnn" else {}
+    published = DETECTORS[detector].as_published
     return DetectorDescription(
         detector=detector, backbone=model, num_classes=NUM_CLASSES, backbone_options=options, **published
     ).build()

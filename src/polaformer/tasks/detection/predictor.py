@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from PIL.Image import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from polaformer.backbones.fitting import fit
 from polaformer.backbones.loading import stored_grids
@@ -34,13 +34,13 @@ from polaformer.tasks.detection.task import DetectionEvaluation, DetectionPredic
 from polaformer.tasks.job import Evaluation
 from polaformer.tasks.task import Advance, Answers
 from polaformer.weights.errors import WeightsError
-from polaformer.weights.files import read_metadata, read_state_dict, write_safetensors
+from polaformer.weights.files import check_finite, read_metadata, read_state_dict, write_safetensors
 
 DESCRIPTION, CLASSES, CATEGORIES, PREPROCESSING = "detector", "classes", "category_ids", "preprocessing"  # keys of the metadata
 
 
 @dataclass(frozen=True)
-class Preprocessing:
+class DetectionPreprocessing:
     """How an image becomes the input of a detector: the lengths of its sides in pixels, and the normalisation."""
 
     size: int
@@ -61,7 +61,7 @@ class DetectionPredictor:
     description: DetectorDescription
     classes: tuple[str, ...]
     category_ids: tuple[int, ...]
-    preprocessing: Preprocessing
+    preprocessing: DetectionPreprocessing
 
     @torch.inference_mode()
     def detect(self, image: Image) -> Detections:
@@ -151,7 +151,9 @@ class DetectionPredictor:
             assert recipe.data is not None
             source = open_coco(recipe.data, classes=self.classes, val_share=recipe.val_share).split(options.split)
         if self.description.has_masks and not source.has_masks:
-            raise SettingsError(f"the {options.split} split has no masks, but the model predicts them; annotate some")
+            raise SettingsError(
+                f"the {options.split} split has no masks, but the model predicts them; give annotations with segmentations"
+            )
         return source
 
 
@@ -185,7 +187,7 @@ def load_predictor(path: str | PathLike[str]) -> DetectionPredictor:
         description = DetectorDescription.from_json(about[DESCRIPTION])
         classes, categories = json.loads(about[CLASSES]), json.loads(about[CATEGORIES])
         given = json.loads(about[PREPROCESSING])
-        preprocessing = Preprocessing(**given | {name: tuple(given[name]) for name in ("mean", "std")})
+        preprocessing = DetectionPreprocessing(**given | {name: tuple(given[name]) for name in ("mean", "std")})
         preprocessing.resize()
         if not all(isinstance(name, str) for name in classes) or not all(isinstance(one, int) for one in categories):
             raise ValueError("class names must be strings and category ids integers")
@@ -198,7 +200,7 @@ def load_predictor(path: str | PathLike[str]) -> DetectionPredictor:
         raise WeightsError(f"{path} is damaged: its parameters are not those of the detector that it describes", problems)
     model = description.build()
     model.load_state_dict(state, strict=True)
-    _check_finite(path, model)
+    check_finite(path, model.state_dict())
     return DetectionPredictor(model.eval(), description, tuple(classes), tuple(categories), preprocessing)
 
 
@@ -225,7 +227,7 @@ def load_detector(model: Detector, description: DetectorDescription, classes: Se
             f"differ, such as {wrong[0]}; give the same --detector and --model, or its backbone alone with --backbone"
         )
     model.load_state_dict(state, strict=True)
-    _check_finite(path, model)
+    check_finite(path, model.state_dict())
     return kept
 
 
@@ -235,7 +237,7 @@ def _named(text: str) -> str:
         about = DetectorDescription.from_json(text)
         return f"{about.detector} with {about.backbone}"
     except SettingsError:
-        return "one that is not known here"
+        return "unknown"
 
 
 def class_parameters(description: DetectorDescription) -> list[str]:
@@ -249,13 +251,7 @@ def _shapes(description: DetectorDescription) -> dict[str, torch.Size]:
         return {name: one.shape for name, one in description.build().state_dict().items()}
 
 
-def _check_finite(path: str | PathLike[str], model: nn.Module) -> None:
-    broken = [name for name, one in model.state_dict().items() if one.is_floating_point() and not bool(one.isfinite().all())]
-    if broken:
-        raise WeightsError(f"{path} has weights that are not finite, first in {broken[0]}; train or download it again")
-
-
-def _with_size(preprocessing: Preprocessing, size: int) -> Preprocessing:
+def _with_size(preprocessing: DetectionPreprocessing, size: int) -> DetectionPreprocessing:
     """The preprocessing at another size, the longer side in the same proportion."""
     return replace(preprocessing, size=size, max_size=round(preprocessing.max_size * size / preprocessing.size))
 
@@ -286,7 +282,7 @@ def _free_name(stem: str, taken: set[str]) -> str:
 def _rows(record: dict[str, Any]) -> list[tuple[str, ...]]:
     """The lines of the table for an image."""
     if not record["objects"]:
-        return [(record["image"], "nothing", "", "")]
+        return [(record["image"], "no detections", "", "")]
     return [
         (
             record["image"] if index == 0 else "",

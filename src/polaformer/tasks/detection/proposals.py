@@ -13,20 +13,20 @@ from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead, con
 from polaformer.ops.grid import Grid
 from polaformer.ops.precision import computing_dtype
 from polaformer.tasks.dense.padding import extended
-from polaformer.tasks.detection.anchors import Anchors, ObjectMatcher, hidden, image_list, unused
+from polaformer.tasks.detection.anchors import Anchors, ObjectMatcher, ignored_anchors, image_list, in_padding
 
 Targets = Sequence[dict[str, Tensor]]
 STRIDES = (4, 8, 16, 32, 64)
-LEAST_SCORE = 1e-30  # hidden anchors have 0
+MIN_SCORE = 1e-30  # anchors in the padding have 0
 
 
-class Proposals(nn.Module):
+class ProposalNetwork(nn.Module):
     """The proposals of a torchvision network, and the losses that train it.
 
-    beta: of the smooth L1 loss of boxes; 0: L1. use: which anchors training uses (`anchors.unused`).
+    beta: of the smooth L1 loss of boxes; 0: L1. use: which anchors training uses (`anchors.ignored_anchors`).
     """
 
-    def __init__(self, rpn: RegionProposalNetwork, *, beta: float = 0.0, use: str = "of image") -> None:
+    def __init__(self, rpn: RegionProposalNetwork, *, beta: float = 0.0, use: str = "valid") -> None:
         super().__init__()
         self.rpn, self.beta, self.use = rpn, beta, use
 
@@ -40,7 +40,7 @@ class Proposals(nn.Module):
         num_anchors = [one.shape[1] * one.shape[2] * one.shape[3] for one in per_level[0]]
         objectness, deltas = concat_box_prediction_layers(*per_level)  # (B·A, 1), (B·A, 4)
         boxes = rpn.box_coder.decode(deltas.detach(), anchors).view(len(sizes), -1, 4)
-        shown = objectness.detach().view(len(sizes), -1).masked_fill(hidden(anchors, sizes, self.use), -torch.inf)
+        shown = objectness.detach().view(len(sizes), -1).masked_fill(in_padding(anchors, sizes, self.use), -torch.inf)
         proposals, _ = rpn.filter_proposals(boxes, shown, list(sizes), num_anchors)
         return proposals, {} if targets is None else self._losses(objectness.flatten(), deltas, anchors, sizes, targets)
 
@@ -69,10 +69,10 @@ class Proposals(nn.Module):
         }
 
     def _assign(self, anchors: list[Tensor], sizes: Sequence[Grid], targets: Targets) -> tuple[list[Tensor], list[Tensor]]:
-        """For each image the labels (A,) of its anchors, 1, 0, or -1 for unused ones, and the boxes (A, 4) of their objects."""
+        """For each image the labels (A,) of its anchors, 1, 0 or -1 (ignored), and the boxes (A, 4) of their objects."""
         labels, matched = [], []
         for own, size, target in zip(anchors, sizes, targets, strict=True):
-            label, boxes, used = own.new_full((len(own),), -1.0), torch.zeros_like(own), ~unused(own, size, self.use)
+            label, boxes, used = own.new_full((len(own),), -1.0), torch.zeros_like(own), ~ignored_anchors(own, size, self.use)
             if used.any():
                 truth = [{"boxes": target["boxes"].to(own.dtype)}]
                 found, found_boxes = self.rpn.assign_targets_to_anchors([own[used]], truth)
@@ -86,11 +86,11 @@ def build_proposals(
     width: int,
     *,
     beta: float = 0.0,
-    use: str = "of image",
+    use: str = "valid",
     num_training: int = 1000,
     num_inference: int = 1000,
     scale: float = 8.0,
-) -> Proposals:
+) -> ProposalNetwork:
     """The network of the published configurations of PVT and Swin, on five levels of a pyramid.
 
     num_training, num_inference: proposals that are kept per image. scale: side of the anchors, in strides.
@@ -98,6 +98,6 @@ def build_proposals(
     anchors = Anchors(STRIDES, (scale,))
     before, after = {"training": 2000, "testing": 1000}, {"training": num_training, "testing": num_inference}
     head = RPNHead(width, anchors.num_anchors_per_location()[0])
-    rpn = RegionProposalNetwork(anchors, head, 0.7, 0.3, 256, 0.5, before, after, nms_thresh=0.7, score_thresh=LEAST_SCORE)
+    rpn = RegionProposalNetwork(anchors, head, 0.7, 0.3, 256, 0.5, before, after, nms_thresh=0.7, score_thresh=MIN_SCORE)
     rpn.proposal_matcher = ObjectMatcher(0.7, 0.3, least=0.3)
-    return Proposals(rpn, beta=beta, use=use)
+    return ProposalNetwork(rpn, beta=beta, use=use)

@@ -1,8 +1,8 @@
 """The paper's table of COCO. Needs no PyTorch."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from polaformer.tasks.detection.recipe import DetectorName
+from polaformer.tasks.detection.detector_facts import DetectorName
 
 
 class CocoRow(NamedTuple):
@@ -24,5 +24,3 @@ ROWS = (
     CocoRow("mask-rcnn", "pola_swin_tiny", 3, 47.0, 42.3),
     CocoRow("cascade-mask-rcnn", "pola_swin_tiny", 3, 51.1, 44.4),
 )
-# The heads of the cascade in Swin's configuration.
-SWIN_CASCADE: dict[str, Any] = {"box_head": "4conv1fc", "box_loss": "giou", "class_agnostic": False}

@@ -4,15 +4,12 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from polaformer.extras import require
+from polaformer.tasks.detection.detector_facts import DETECTORS, OF_REGIONS, DetectorName
 from polaformer.tasks.image_recipe import IMAGENET_MEAN, IMAGENET_STD, ImageRecipe
 from polaformer.training.metric import Metric, TaskTerms
 
 if TYPE_CHECKING:
     from polaformer.tasks.detection.job import DetectionJob
-
-DetectorName = Literal["retinanet", "mask-rcnn", "cascade-mask-rcnn"]
-# Settings of detectors that classify regions.
-OF_REGIONS = ("box_head", "box_loss", "class_agnostic", "box_width", "mask_width", "num_samples", "num_proposals")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +38,7 @@ class DetectionRecipe(ImageRecipe):
     class_agnostic: bool | None = None
     """Predict one box for all classes instead of one for each; None: as published (in a cascade without 4conv1fc)."""
     num_samples: int = 512
-    """Regions per image that the box heads train on."""
+    """RoIs per image sampled to train the box heads."""
     mask_width: int = 256
     """Channels of the mask heads."""
     num_proposals: int | None = None
@@ -55,7 +52,7 @@ class DetectionRecipe(ImageRecipe):
     eval_size: int = 800
     """Length of the shorter side in evaluation, in pixels."""
     crop: bool = False
-    """Half of the time resize images to 400, 500 or 600 and crop 384 to 600 pixels of them first, as DETR and Swin do."""
+    """With probability 0.5, first resize to 400, 500 or 600 pixels and crop a random region with sides of 384 to 600 pixels."""
     val_share: float = 0.1
     """Share of the images to hold out if the data have no validation split; 0: validate on the training images."""
     hflip: float = 0.5
@@ -65,17 +62,17 @@ class DetectionRecipe(ImageRecipe):
     std: tuple[float, ...] = IMAGENET_STD
     """Standard deviation of each channel, for normalisation."""
     group_size: int = 2
-    """Images that stay together, all tall or all wide, as on each of the published GPUs; divides batch_size."""
+    """Images per group, all portrait or all landscape, like the published batch of one GPU. Must divide batch_size."""
     eval_batch_size: int = 1
     """Images per batch in evaluation, in each process; with 1 results cannot depend on padding."""
     score_threshold: float = 0.05
-    """Detections below this score are dropped."""
+    """Minimum score of a detection."""
     nms_threshold: float = 0.5
-    """Detections of one class that overlap more than this (IoU) with a better one are dropped."""
+    """IoU threshold of non-maximum suppression, per class."""
     max_detections: int = 100
-    """Detections per image that are kept, at most."""
+    """Maximum number of detections per image."""
     checkpoint: str | None = None
-    """A whole detector to start from: a weights file, a run or a checkpoint; heads for other classes are dropped."""
+    """A whole detector to start from: weights file, run or checkpoint. For other classes their layers are newly initialised."""
 
     def problems(self) -> list[str]:
         """All problems with the values, one line each; needs neither the data nor PyTorch."""
@@ -109,13 +106,13 @@ class DetectionRecipe(ImageRecipe):
         return found
 
     def _head_problems(self) -> list[str]:
-        if self.detector != "retinanet":
+        if DETECTORS[self.detector].has_masks:
             return []
         defaults = {one.name: one.default for one in fields(self) if one.name in OF_REGIONS}
         changed = [name for name, value in defaults.items() if getattr(self, name) != value]
         return [
-            f"{', '.join(changed)} are set, but retinanet has no regions; start from a recipe of retinanet, such as "
-            "coco/retinanet-pola-pvt-nano, or leave them out"
+            f"{', '.join(changed)}: only for {' and '.join(name for name, one in DETECTORS.items() if one.has_masks)}; "
+            f"start from a recipe of {self.detector}, such as coco/{self.detector}-pola-pvt-nano, or leave them out"
         ] * bool(changed)
 
     def values_with_absolute_paths(self) -> dict[str, Any]:

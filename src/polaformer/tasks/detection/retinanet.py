@@ -16,7 +16,7 @@ from torchvision.ops import batched_nms, box_iou, clip_boxes_to_image, remove_sm
 from polaformer.ops.grid import Grid
 from polaformer.ops.precision import computing_dtype
 from polaformer.tasks.dense.padding import cleared, inside
-from polaformer.tasks.detection.anchors import Anchors, ObjectMatcher, hidden, image_list, unused
+from polaformer.tasks.detection.anchors import Anchors, ObjectMatcher, ignored_anchors, image_list, in_padding
 from polaformer.tasks.detection.detections import Detections
 from polaformer.tasks.detection.proposals import Targets
 
@@ -30,8 +30,10 @@ class RetinaNet(nn.Module):
 
     per_image: the losses of each image are divided by its own number of anchors with an object, then averaged, as in
         torchvision; otherwise by the number in the batch, as in mmdetection. use: which anchors training uses
-        (`anchors.unused`). min_size: of detections, in pixels; 0: torchvision's, which keep boxes outside the image.
+        (`anchors.ignored_anchors`). min_size: of detections, in pixels; 0: torchvision's, which keep boxes outside the image.
     """
+
+    proposals = None
 
     def __init__(
         self,
@@ -40,7 +42,7 @@ class RetinaNet(nn.Module):
         matcher: Matcher,
         *,
         per_image: bool = False,
-        use: str = "of image",
+        use: str = "valid",
         min_size: float = 1e-2,
         candidates: int = 1000,
         score_threshold: float = 0.05,
@@ -75,13 +77,17 @@ class RetinaNet(nn.Module):
     def detections(self, images: Tensor, maps: Sequence[Tensor], sizes: Sequence[Grid]) -> list[Detections]:
         """The detections of each image, best first."""
         logits, deltas, anchors = self._outputs(images, maps, sizes)
-        logits = logits.masked_fill(hidden(anchors, sizes, self.use)[..., None], -torch.inf)
+        logits = logits.masked_fill(in_padding(anchors, sizes, self.use)[..., None], -torch.inf)
         per_cell = logits.shape[1] // sum(one.shape[-2] * one.shape[-1] for one in maps)
         levels = [per_cell * one.shape[-2] * one.shape[-1] for one in maps]
         return [
             self._detections(logits[i].split(levels), deltas[i].split(levels), anchors[i].split(levels), size)
             for i, size in enumerate(sizes)
         ]
+
+    def typical_outputs(self, maps: list[Tensor], num_regions: int, num_masks: int) -> list[Tensor]:
+        """What every layer computes for the maps; there are no regions."""
+        return list(self.head(maps).values())
 
     def _outputs(self, images: Tensor, maps: Sequence[Tensor], sizes: Sequence[Grid]) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Logits (B, A, K), box deltas (B, A, 4) and, for each image, anchors (A, 4), level by level."""
@@ -109,7 +115,7 @@ class RetinaNet(nn.Module):
         found = torch.full((len(anchors),), BACKGROUND, device=anchors.device)
         if len(target["boxes"]):
             found = self.matcher(box_iou(target["boxes"].to(anchors.dtype), anchors))
-        return found.masked_fill(unused(anchors, size, self.use), IGNORED)
+        return found.masked_fill(ignored_anchors(anchors, size, self.use), IGNORED)
 
     def _detections(
         self, logits: Sequence[Tensor], deltas: Sequence[Tensor], anchors: Sequence[Tensor], size: Grid
@@ -142,8 +148,8 @@ def build_retinanet(
     """As the published configuration of PVT: per octave three scales of anchors, from anchor_scale strides on.
 
     Departs: the candidates of a level are its 1000 best scores, not all classes of its 1000 best anchors as in the mmdetection
-        of that time; today's does the same. An anchor below the threshold that is the best of an object goes to the object with
-        which it overlaps most, not to that one.
+        of that time; today's does the same. An object's best anchor is trained for the object with which
+        that anchor has the highest IoU; mmdetection assigns it to the former object.
     """
     scales = [anchor_scale * 2 ** (step / SCALES_PER_OCTAVE) for step in range(SCALES_PER_OCTAVE)]
     anchors = Anchors(STRIDES, scales)

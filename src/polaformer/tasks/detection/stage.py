@@ -14,29 +14,22 @@ from torchvision.ops import clip_boxes_to_image, generalized_box_iou_loss, roi_a
 
 from polaformer.ops.grid import Grid
 from polaformer.ops.precision import computing_dtype
-from polaformer.tasks.detection.heads import (
-    MASK_REGION,
-    REGION,
-    BoxPredictor,
-    Regions,
-    build_box_head,
-    build_mask_head,
-)
+from polaformer.tasks.detection.heads import MASK_REGION, REGION, BoxPredictor, RoIPooler, build_box_head, build_mask_head
 from polaformer.tasks.detection.proposals import Targets
 
-Maps = Mapping[str, Tensor]
+FeatureMaps = Mapping[str, Tensor]
 BOX_LOSSES = ("l1", "smooth-l1", "giou")
 GIOU_WEIGHT = 10.0
 
 
-class Predictions(NamedTuple):
+class BoxPredictions(NamedTuple):
     """The class logits (R, K + 1) and box deltas (R, (K + 1) · 4) of the regions of a batch."""
 
     logits: Tensor
     deltas: Tensor
 
 
-class Samples(NamedTuple):
+class SampledRoIs(NamedTuple):
     """The regions that a training step uses, for each image."""
 
     boxes: list[Tensor]  # (n, 4)
@@ -50,8 +43,8 @@ class Samples(NamedTuple):
         return torch.cat(self.labels)
 
 
-class Stage(nn.Module):
-    """Samples, predicts, scores losses and refines boxes.
+class RoIStage(nn.Module):
+    """Draws samples, predicts, computes losses and refines boxes.
 
     box_loss: "smooth-l1" with `beta` (0: L1), or "giou" of the decoded boxes, times 10. soft_masks: targets of masks as
     torchvision makes them, not rounded to 0 and 1, and a mask predictor with an output for the background.
@@ -61,7 +54,7 @@ class Stage(nn.Module):
         super().__init__()
         self.roi, self.box_loss, self.beta, self.soft_masks = roi, box_loss, beta, soft_masks
 
-    def sample(self, proposals: Sequence[Tensor], sizes: Sequence[Grid], targets: Targets) -> Samples:
+    def sample(self, proposals: Sequence[Tensor], sizes: Sequence[Grid], targets: Targets) -> SampledRoIs:
         """Regions from the proposals and the objects' own boxes; the whole image where there is neither."""
         truth = [target["boxes"].to(own) for target, own in zip(targets, proposals, strict=True)]
         proposals = [
@@ -77,14 +70,14 @@ class Stage(nn.Module):
         def chosen(values: Sequence[Tensor]) -> list[Tensor]:
             return [own[index] for own, index in zip(values, kept, strict=True)]
 
-        return Samples(chosen(boxes), chosen(labels), chosen(matched), is_object)
+        return SampledRoIs(chosen(boxes), chosen(labels), chosen(matched), is_object)
 
-    def predict(self, maps: Maps, boxes: Sequence[Tensor], sizes: Sequence[Grid]) -> Predictions:
+    def predict(self, maps: FeatureMaps, boxes: Sequence[Tensor], sizes: Sequence[Grid]) -> BoxPredictions:
         """The predictions for the boxes of each image; the heads run in the precision of autocast."""
         features = self.roi.box_head(self.roi.box_roi_pool(maps, list(boxes), list(sizes)))
-        return Predictions(*(one.to(boxes[0].dtype) for one in self.roi.box_predictor(features)))
+        return BoxPredictions(*(one.to(boxes[0].dtype) for one in self.roi.box_predictor(features)))
 
-    def losses(self, found: Predictions, samples: Samples, targets: Targets) -> dict[str, Tensor]:
+    def losses(self, found: BoxPredictions, samples: SampledRoIs, targets: Targets) -> dict[str, Tensor]:
         """The losses "class" and "box" of the predictions for the samples."""
         positive, share = samples.label > 0, 1 / max(1, len(samples.label))
         truth = torch.cat(
@@ -102,7 +95,7 @@ class Stage(nn.Module):
             box = F.smooth_l1_loss(deltas, wanted, beta=self.beta, reduction="sum")
         return {"class": F.cross_entropy(found.logits, samples.label, reduction="sum") * share, "box": box * share}
 
-    def mask_loss(self, maps: Maps, samples: Samples, sizes: Sequence[Grid], targets: Targets) -> Tensor:
+    def mask_loss(self, maps: FeatureMaps, samples: SampledRoIs, sizes: Sequence[Grid], targets: Targets) -> Tensor:
         """The mean binary cross-entropy of the masks of the samples that belong to objects."""
         kept = [label > 0 for label in samples.labels]
         boxes, labels, matched = ([own[index] for own, index in zip(one, kept, strict=True)] for one in samples[:3])
@@ -117,7 +110,7 @@ class Stage(nn.Module):
         return total / max(1, own_class.numel())
 
     def refine(
-        self, found: Predictions, boxes: Sequence[Tensor], sizes: Sequence[Grid], labels: Tensor | None = None
+        self, found: BoxPredictions, boxes: Sequence[Tensor], sizes: Sequence[Grid], labels: Tensor | None = None
     ) -> list[Tensor]:
         """The boxes moved by the deltas of their class, within the image: of the label, or of the best class for background."""
         best = found.logits[:, 1:].argmax(dim=1) + 1
@@ -127,13 +120,19 @@ class Stage(nn.Module):
         return [clip_boxes_to_image(own, size) for own, size in zip(parts, sizes, strict=True)]
 
     def mask_probabilities(
-        self, maps: Maps, boxes: Sequence[Tensor], labels: Sequence[Tensor], sizes: Sequence[Grid]
+        self, maps: FeatureMaps, boxes: Sequence[Tensor], labels: Sequence[Tensor], sizes: Sequence[Grid]
     ) -> list[Tensor]:
         """For each image (n, 1, 28, 28): the mask of each box for its label, 1 to K."""
         logits = self._mask_logits(maps, boxes, sizes)
         return list(maskrcnn_inference(logits, [own - (0 if self.soft_masks else 1) for own in labels]))
 
-    def _mask_logits(self, maps: Maps, boxes: Sequence[Tensor], sizes: Sequence[Grid]) -> Tensor:
+    def typical_outputs(self, like: Tensor, num_regions: int, num_masks: int) -> list[Tensor]:
+        """What every layer computes for regions without content, with the channels, dtype and device of a map `like`."""
+        shapes = ((number, like.shape[1], side, side) for number, side in ((num_regions, REGION), (num_masks, MASK_REGION)))
+        boxes, masks = (like.new_zeros(shape, requires_grad=torch.is_grad_enabled()) for shape in shapes)
+        return [*self.roi.box_predictor(self.roi.box_head(boxes)), self.roi.mask_predictor(self.roi.mask_head(masks))]
+
+    def _mask_logits(self, maps: FeatureMaps, boxes: Sequence[Tensor], sizes: Sequence[Grid]) -> Tensor:
         features = self.roi.mask_head(self.roi.mask_roi_pool(maps, list(boxes), list(sizes)))
         logits = self.roi.mask_predictor(features)
         return logits.to(computing_dtype(logits))
@@ -167,15 +166,15 @@ def build_stage(
     score_threshold: float = 0.05,
     nms_threshold: float = 0.5,
     max_detections: int = 100,
-) -> Stage:
+) -> RoIStage:
     """A stage as in the published configurations of PVT and Swin.
 
-    iou: from which IoU with an object on a region belongs to it. num_samples: regions per image, a quarter of them of objects
+    iou: IoU with an object from which on a region is positive. num_samples: regions per image, a quarter of them of objects
     if there are as many. box_loss: "l1", "smooth-l1" (with beta 1) or "giou".
     """
     head, predictor = build_mask_head(width, mask_width, num_classes)
     roi = RoIHeads(
-        Regions(REGION),
+        RoIPooler(REGION),
         build_box_head(box_head, width, box_width),
         BoxPredictor(box_width, num_classes, class_agnostic=class_agnostic),
         iou,
@@ -186,8 +185,8 @@ def build_stage(
         score_threshold,
         nms_threshold,
         max_detections,
-        Regions(MASK_REGION),
+        RoIPooler(MASK_REGION),
         head,
         predictor,
     )
-    return Stage(roi, box_loss="giou" if box_loss == "giou" else "smooth-l1", beta=float(box_loss == "smooth-l1"))
+    return RoIStage(roi, box_loss="giou" if box_loss == "giou" else "smooth-l1", beta=float(box_loss == "smooth-l1"))

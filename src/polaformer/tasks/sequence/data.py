@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from polaformer.data.batch import Batch
 from polaformer.data.sources.lra.listops import CLOSER
-from polaformer.data.sources.lra.sequences import Sequences
+from polaformer.data.sources.lra.sequences import SequenceSplit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Encoding:
             symbols = symbols[symbols != CLOSER]
         return symbols[: self.kept].astype(np.int32) + self.shift
 
-    def applied(self, split: Sequences) -> Sequences:
+    def applied(self, split: SequenceSplit) -> SequenceSplit:
         """The split without the symbols that are dropped."""
         if not self.drops_closers:
             return split
@@ -57,7 +57,7 @@ class Encoding:
         offsets = split.offsets - np.searchsorted(dropped, split.offsets)
         return replace(split, symbols=np.delete(split.symbols, dropped), offsets=offsets)
 
-    def lengths(self, split: Sequences) -> np.ndarray:
+    def lengths(self, split: SequenceSplit) -> np.ndarray:
         """The number of tokens up to the last that exists in the longest document of each sample, (S,)."""
         ends = np.minimum(np.diff(split.offsets), self.kept)
         if not self.shift:  # symbol 0 is masked
@@ -75,7 +75,7 @@ def _end_of(symbols: np.ndarray) -> int:
 class SequenceReader:
     """The samples of a split as ids; batches are cut to their longest sample, or padded to `length`."""
 
-    def __init__(self, split: Sequences, encoding: Encoding, *, length: int, trims: bool) -> None:
+    def __init__(self, split: SequenceSplit, encoding: Encoding, *, length: int, trims: bool) -> None:
         self.split, self.encoding, self.length, self.trims = split, encoding, length, trims
 
     def __len__(self) -> int:

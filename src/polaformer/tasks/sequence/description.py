@@ -4,10 +4,10 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from polaformer.data.sources.lra.sequences import Sequences
+from polaformer.data.sources.lra.datasets import DATASETS, DatasetName, DatasetSpec
+from polaformer.data.sources.lra.sequences import SequenceSplit
 from polaformer.ops.grid import Grid
 from polaformer.tasks.sequence.data import Encoding, SequenceReader
-from polaformer.tasks.sequence.datasets import DATASETS, DatasetName, DatasetSpec
 from polaformer.tasks.sequence.model import SequenceModel
 from polaformer.tasks.sequence.recipe import SequenceRecipe
 
@@ -15,7 +15,7 @@ KEY = "sequence_model"  # of the metadata
 
 
 @dataclass(frozen=True, kw_only=True)
-class Description:
+class SequenceModelDescription:
     """How documents are encoded, and the arguments of the model."""
 
     dataset: DatasetName
@@ -52,7 +52,7 @@ class Description:
         arguments = {name: value for name, value in vars(self).items() if name not in not_of_model}
         return SequenceModel(num_classes=len(self.classes), **arguments)
 
-    def reader(self, split: Sequences, *, trims: bool) -> SequenceReader:
+    def reader(self, split: SequenceSplit, *, trims: bool) -> SequenceReader:
         """Reads the samples of a split."""
         return SequenceReader(split, self.encoding, length=self.length, trims=trims)
 
@@ -61,7 +61,7 @@ class Description:
         return {"task": SequenceRecipe.task, KEY: json.dumps(asdict(self), sort_keys=True)}
 
     @classmethod
-    def from_metadata(cls, about: dict[str, str]) -> "Description":
+    def from_metadata(cls, about: dict[str, str]) -> "SequenceModelDescription":
         """The inverse of `metadata`; raises KeyError, ValueError or TypeError if something is wrong."""
         values = json.loads(about[KEY])
         values["classes"] = tuple(str(name) for name in values["classes"])
@@ -69,11 +69,11 @@ class Description:
         return cls(**values)
 
 
-def describe(recipe: SequenceRecipe) -> Description:
+def describe(recipe: SequenceRecipe) -> SequenceModelDescription:
     """What a weights file stores about a model that the recipe trains."""
     spec = recipe.spec
     grid = (spec.side, spec.side) if recipe.convolution == "grid" and spec.side else None
-    return Description(
+    return SequenceModelDescription(
         dataset=spec.name,
         classes=spec.classes,
         kept=recipe.max_tokens,
@@ -82,13 +82,7 @@ def describe(recipe: SequenceRecipe) -> Description:
         num_documents=spec.num_documents,
         vocabulary=recipe.vocabulary,
         length=recipe.num_positions,
-        attention=recipe.attention,
         attention_options=recipe.layer_options(),
-        dim=recipe.dim,
-        depth=recipe.depth,
-        num_heads=recipe.num_heads,
-        mlp_dim=recipe.mlp_dim,
-        dropout=recipe.dropout,
-        pooling=recipe.pooling,
         grid=grid,
+        **{name: getattr(recipe, name) for name in ("attention", "dim", "depth", "num_heads", "mlp_dim", "dropout", "pooling")},
     )

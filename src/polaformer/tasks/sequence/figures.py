@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 
-from polaformer.data.sources.lra.sequences import Sequences
+from polaformer.data.sources.lra.sequences import SequenceSplit
 from polaformer.tasks.accuracy import ClassificationCounts
 from polaformer.tasks.figures import Confusion, Figure, Rows
 from polaformer.tasks.sequence.predictor import SequencePredictor
@@ -15,14 +15,14 @@ MAX_CHARACTERS = 90
 
 
 def collect_figures(
-    predictor: SequencePredictor, counts: ClassificationCounts, split: Sequences, name: str
+    predictor: SequencePredictor, counts: ClassificationCounts, split: SequenceSplit, name: str
 ) -> dict[str, Figure]:
     """The figures of the report, by heading."""
     confusion = Confusion(counts.confusion, predictor.description.classes, "validation" if name == "val" else name)
     return {"Confusion": confusion, "Examples": _examples(predictor, split, name)}
 
 
-def _examples(predictor: SequencePredictor, split: Sequences, name: str) -> Rows:
+def _examples(predictor: SequencePredictor, split: SequenceSplit, name: str) -> Rows:
     """A fixed random sample of the split: wrong answers first, then right ones."""
     classes, found = predictor.description.classes, list[tuple[bool, tuple[str, ...]]]()
     for index in random.Random(0).sample(range(len(split)), min(len(split), MAX_SEARCHED)):
@@ -39,7 +39,7 @@ def _examples(predictor: SequencePredictor, split: Sequences, name: str) -> Rows
     return Rows(("sample", "class", "answer"), rows, shown)
 
 
-def _shown(predictor: SequencePredictor, split: Sequences, index: int) -> str:
+def _shown(predictor: SequencePredictor, split: SequenceSplit, index: int) -> str:
     """The beginning of a document that consists of text, or the name of the sample."""
     if not predictor.description.spec.is_text:
         return split.name(index)

@@ -12,14 +12,14 @@ from polaformer.backbones.loading import load_weights
 from polaformer.data.order import Order
 from polaformer.data.randomness import derive, reseed
 from polaformer.data.sources.lra.opening import open_sequences
-from polaformer.data.sources.lra.sequences import SPLITS, Sequences
+from polaformer.data.sources.lra.sequences import SPLITS, SequenceSplit
 from polaformer.errors import SettingsError, raise_all
 from polaformer.tasks.accuracy import ClassificationCounts
 from polaformer.tasks.figures import Figure
 from polaformer.tasks.map_style import MapStyleJob
 from polaformer.tasks.sequence import figures
 from polaformer.tasks.sequence.data import SequenceBatch, SequenceReader
-from polaformer.tasks.sequence.description import Description, describe
+from polaformer.tasks.sequence.description import SequenceModelDescription, describe
 from polaformer.tasks.sequence.model import SequenceModel
 from polaformer.tasks.sequence.objective import SequenceObjective
 from polaformer.tasks.sequence.predictor import SequencePredictor
@@ -34,7 +34,7 @@ class SequenceJob(MapStyleJob):
 
     batch_class = SequenceBatch
     recipe: SequenceRecipe
-    parts: Mapping[str, Sequences]
+    parts: Mapping[str, SequenceSplit]
 
     def __init__(self, recipe: SequenceRecipe) -> None:
         self.recipe, self.description = recipe, describe(recipe)
@@ -69,9 +69,7 @@ class SequenceJob(MapStyleJob):
         return {
             **{f"{name}_sequences": len(split) for name, split in self.parts.items()},
             "classes": len(self.description.classes),
-            "memory_of_weights_MB": round(memory.weights / 1e6),
-            "memory_of_activations_MB": round(memory.activations / 1e6),
-            "memory_of_each_process_MB": round(memory.total / 1e6),
+            **memory.as_record(),
         }
 
     def predictor(self, model: nn.Module) -> SequencePredictor:
@@ -92,7 +90,7 @@ class SequenceJob(MapStyleJob):
         return model
 
 
-def open_parts(recipe: SequenceRecipe, description: Description) -> dict[str, Sequences]:
+def open_parts(recipe: SequenceRecipe, description: SequenceModelDescription) -> dict[str, SequenceSplit]:
     """The splits to train, validate and test on, without the symbols that the encoding drops.
 
     Evaluated splits are sorted by length, so that batches need little padding.
@@ -116,7 +114,7 @@ def open_parts(recipe: SequenceRecipe, description: Description) -> dict[str, Se
     return parts
 
 
-def _with_validation(found: dict[str, Sequences], recipe: SequenceRecipe) -> dict[str, Sequences]:
+def _with_validation(found: dict[str, SequenceSplit], recipe: SequenceRecipe) -> dict[str, SequenceSplit]:
     """The splits with a validation split: the test split, as published, or a held-out share of the training split."""
     if recipe.selection == "published":
         if "test" not in found:
@@ -132,7 +130,7 @@ def _permutation(purpose: str, number: int) -> np.ndarray:
     return np.random.default_rng(derive(purpose, number)).permutation(number)
 
 
-def _check_model(recipe: SequenceRecipe, description: Description) -> None:
+def _check_model(recipe: SequenceRecipe, description: SequenceModelDescription) -> None:
     """Raises SettingsError unless the model can be built, and trimmed if it is to be."""
     if "num_prefix_tokens" in description.attention_options:
         raise SettingsError("attention_options has num_prefix_tokens, but sequences have no prefix; leave it out")

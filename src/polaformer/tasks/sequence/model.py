@@ -126,12 +126,11 @@ def layer_options(attention: str, length: int, grid: Grid | None, given: dict[st
     starts as PyTorch's linear layers do, the default of the paper's study of G.
     """
     about = facts(attention)
-    published = about.published
-    options: dict[str, Any] = {"key_positions": None, **dict(published.core_options), **given}
-    kernel_size = options.get("kernel_size", published.kernel_size)
-    if options.get("conv", published.conv) in ("depthwise", "channelwise") and grid is None and isinstance(kernel_size, int):
-        options["kernel_size"] = (1, kernel_size)
-    if options.get("gate", published.gate) is not None:
+    parts = about.published.with_options(given)
+    options: dict[str, Any] = {"key_positions": None, **dict(parts.core_options), **given}
+    if parts.conv in ("depthwise", "channelwise") and grid is None and isinstance(parts.kernel_size, int):
+        options["kernel_size"] = (1, parts.kernel_size)
+    if parts.gate is not None:
         options.setdefault("gate_init", "kaiming_uniform")
     if about.needs_length or about.scaled_by_length:
         options.setdefault("max_length", length)

@@ -6,8 +6,8 @@ from fnmatch import fnmatch
 import torch
 from torch import Tensor
 
+from polaformer.data.sources.lra.datasets import DATASETS
 from polaformer.errors import SettingsError, nearest
-from polaformer.tasks.sequence.datasets import DATASETS
 from polaformer.tasks.sequence.description import describe
 from polaformer.tasks.sequence.model import SequenceModel
 from polaformer.tasks.sequence.recipe import SequenceRecipe

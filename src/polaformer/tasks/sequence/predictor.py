@@ -15,11 +15,11 @@ from polaformer.data.randomness import seeded
 from polaformer.data.samples import Samples, batches
 from polaformer.data.sources.lra.inputs import read_input
 from polaformer.data.sources.lra.opening import open_sequences
-from polaformer.data.sources.lra.sequences import Sequences
+from polaformer.data.sources.lra.sequences import SequenceSplit
 from polaformer.errors import DataError, SettingsError, printable
 from polaformer.tasks.job import Evaluation
 from polaformer.tasks.sequence.data import pad
-from polaformer.tasks.sequence.description import Description
+from polaformer.tasks.sequence.description import SequenceModelDescription
 from polaformer.tasks.sequence.model import SequenceModel
 from polaformer.tasks.sequence.objective import SequenceObjective
 from polaformer.tasks.sequence.recipe import SequenceRecipe
@@ -34,7 +34,7 @@ class SequencePredictor:
     """A model with the encoding of its documents."""
 
     model: SequenceModel
-    description: Description
+    description: SequenceModelDescription
 
     @torch.inference_mode()
     def probabilities(self, documents: Sequence[np.ndarray]) -> list[float]:
@@ -64,7 +64,7 @@ class SequencePredictor:
             {"dataset": self.description.dataset, "kept": self.description.kept, "length": self.description.length},
         )
 
-    def _split(self, options: SequenceEvaluation, recipe: SequenceRecipe | None) -> Sequences:
+    def _split(self, options: SequenceEvaluation, recipe: SequenceRecipe | None) -> SequenceSplit:
         """The split that the options ask for, sorted by length."""
         from polaformer.tasks.sequence.job import open_parts
 
@@ -110,7 +110,7 @@ def _shown(text: str, most: int = 60) -> str:
 def load_predictor(path: str | PathLike[str]) -> SequencePredictor:
     """The predictor in a weights file; raises WeightsError, which is a DataError."""
     try:
-        description = Description.from_metadata(read_metadata(path))
+        description = SequenceModelDescription.from_metadata(read_metadata(path))
         model = description.build()
     except (KeyError, ValueError, TypeError, IndexError, RecursionError) as error:
         raise WeightsError(f"{path} does not store how its model is built ({error}); train or download it again") from error

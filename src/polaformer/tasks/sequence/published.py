@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from polaformer.tasks.sequence.datasets import DatasetName
+from polaformer.data.sources.lra.datasets import DatasetName
 
 TASKS: tuple[DatasetName, ...] = ("text", "listops", "retrieval", "pathfinder", "image")  # the columns, in the paper's order
 SOURCES = {

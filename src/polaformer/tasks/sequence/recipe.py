@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from polaformer.data.sources.lra.datasets import DATASETS, DatasetName, DatasetSpec
 from polaformer.tasks.attention_options import attention_option_problems, parse_attention_options
 from polaformer.tasks.recipe import Recipe
-from polaformer.tasks.sequence.datasets import DATASETS, DatasetName, DatasetSpec
 from polaformer.training.metric import Metric, TaskTerms
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class SequenceRecipe(Recipe):
     data: str | None = None
     """The data in their released or prepared form; `polaformer data` makes or prepares them."""
     dataset: DatasetName = "text"
-    """Which of the five tasks it is."""
+    """Dataset of the Long Range Arena."""
     tokenisation: Literal["A", "B"] = "A"
     """ListOps: A drops the closing brackets, as the published results do; B keeps them."""
     black: Literal["masked", "kept"] = "masked"
@@ -58,9 +58,9 @@ class SequenceRecipe(Recipe):
     dropout: float = 0.1
     """Dropout of embeddings, attention outputs and MLPs."""
     kept: int | None = None
-    """Tokens of a document that are read, at most; None: as published (2000 ListOps, 4000 Text and Retrieval, 1024 images)."""
+    """Maximum number of tokens read per document; None: as published (2000 ListOps, 4000 Text and Retrieval, 1024 images)."""
     length: int | None = None
-    """Positions, to which documents are padded in the published code; None: as published (2048, 4096, 1024)."""
+    """Number of positions, to which the published code pads documents; None: as published (2048, 4096, 1024)."""
     pooling: Literal["padded", "valid"] = "padded"
     """Divide the sum over tokens by `length`, padding included, as published; or by the number of tokens that exist."""
     trim: bool | None = None
@@ -73,7 +73,7 @@ class SequenceRecipe(Recipe):
 
     @property
     def max_tokens(self) -> int:
-        """Tokens of a document that are read, at most."""
+        """Maximum number of tokens read per document."""
         return self.spec.kept if self.kept is None else self.kept
 
     @property

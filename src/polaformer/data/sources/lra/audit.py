@@ -7,16 +7,13 @@ from typing import Any
 import numpy as np
 
 from polaformer.data.audit import AuditReport, Duplicates, SampleProblem, changes, class_sizes
-from polaformer.data.sources.lra.sequences import Sequences
+from polaformer.data.sources.lra.sequences import SequenceSplit
 
 ORDINALS = ("first", "second")
 
 
 def audit(
-    splits: Mapping[str, Sequences],
-    known: Mapping[str, str] | None = None,
-    *,
-    advance: Callable[[], object] = lambda: None,
+    splits: Mapping[str, SequenceSplit], known: Mapping[str, str] | None = None, *, advance: Callable[[], object] = lambda: None
 ) -> AuditReport:
     """Reads every sample of all splits. known: expected digests by "split/sample N"; advance: called once per sample.
 
@@ -41,7 +38,7 @@ def audit(
     return report
 
 
-def _facts(split: Sequences) -> dict[str, Any]:
+def _facts(split: SequenceSplit) -> dict[str, Any]:
     lengths = split.lengths()
     return {
         "samples": len(split),
@@ -54,7 +51,7 @@ def _facts(split: Sequences) -> dict[str, Any]:
     }
 
 
-def _digests_of_documents(split: Sequences) -> dict[int, str]:
+def _digests_of_documents(split: SequenceSplit) -> dict[int, str]:
     """By the number of the document: pairs share them, so that one is read once."""
     found = {}
     for document in np.unique(split.documents).tolist():
@@ -68,7 +65,7 @@ def _digest(of_documents: list[str]) -> str:
     return of_documents[0] if len(of_documents) == 1 else hashlib.sha256(" ".join(of_documents).encode()).hexdigest()
 
 
-def _empty(split: Sequences, index: int) -> str | None:
+def _empty(split: SequenceSplit, index: int) -> str | None:
     empty = [which for which in range(split.num_documents) if not len(split.read(index, which))]
     if not empty:
         return None

@@ -8,10 +8,10 @@ from typing import overload
 import numpy as np
 
 from polaformer.data.sources.lra.lines import at_line
-from polaformer.data.sources.lra.sequences import Sequences
+from polaformer.data.sources.lra.sequences import SequenceSplit
 
 
-class Places(Sequence[str]):
+class SampleLocations(Sequence[str]):
     """Where each sample was read: the file, and the number of the line (or row) in it. Strings are built on demand."""
 
     def __init__(self, noun: str = "line") -> None:
@@ -41,7 +41,7 @@ class Places(Sequence[str]):
         return at_line(self.paths[self.files[index]], self.numbers[index], self.noun)
 
 
-class Builder:
+class SplitBuilder:
     """A split to which documents, and samples that consist of them, are added one by one."""
 
     def __init__(self, classes: tuple[str, ...], origin: str) -> None:
@@ -63,9 +63,9 @@ class Builder:
         self._documents.extend(documents)
         self._labels.append(label)
 
-    def finish(self, names: Sequence[str] | None = None) -> Sequences:
+    def finish(self, names: Sequence[str] | None = None) -> SequenceSplit:
         """The split, which takes over the memory: nothing can be added afterwards."""
         documents = np.frombuffer(self._documents, dtype=np.int64).reshape(len(self), -1)
         labels, offsets = np.frombuffer(self._labels, dtype=np.int64), np.frombuffer(self._offsets, dtype=np.int64)
         symbols = np.frombuffer(self._symbols, dtype=np.uint8)
-        return Sequences(self.classes, symbols, offsets, documents, labels, self.origin, names)
+        return SequenceSplit(self.classes, symbols, offsets, documents, labels, self.origin, names)

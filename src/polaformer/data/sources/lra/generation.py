@@ -26,7 +26,7 @@ STATE = ".generating.json"  # exists until then
 
 Part = TypeVar("Part")
 Progress = Callable[[int, int], object]  # to be called with what is done and what there is to do
-Stage = Callable[[str], Progress]  # to be called as a stage begins, with its name
+BeginStage = Callable[[str], Progress]  # to be called as a stage begins, with its name
 
 
 def ignore(name: str) -> Progress:

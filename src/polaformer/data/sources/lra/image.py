@@ -15,13 +15,13 @@ import numpy as np
 
 from polaformer.data.randomness import derive
 from polaformer.data.sources import arrays
+from polaformer.data.sources.lra.datasets import DATASETS, SIDE
 from polaformer.data.sources.lra.lines import Meter, ReportBytes, size_on_disk
-from polaformer.data.sources.lra.sequences import Sequences
+from polaformer.data.sources.lra.sequences import SequenceSplit
 from polaformer.errors import DataError
 from polaformer.regular_files import MAX_BYTES, open_regular, read_regular, reason
 
-CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-SIDE = 32  # pixels
+CLASSES = DATASETS["image"].classes
 PIXELS = SIDE * SIDE
 RECORD = 1 + 3 * PIXELS  # bytes: the label, then the red, green and blue planes
 TRAIN, TEST = tuple(f"data_batch_{number}.bin" for number in range(1, 6)), ("test_batch.bin",)
@@ -44,7 +44,7 @@ def holds(path: Path) -> bool:
     return False
 
 
-def load(path: Path, advance: Callable[[int, int], object] = lambda done, total: None) -> dict[str, Sequences]:
+def load(path: Path, advance: Callable[[int, int], object] = lambda done, total: None) -> dict[str, SequenceSplit]:
     """The splits train, val and test; raises DataError. advance: called with the number of bytes read, and of all bytes.
 
     One image in ten of the training images is in val: 5,000 of CIFAR-10's 50,000.
@@ -57,7 +57,7 @@ def load(path: Path, advance: Callable[[int, int], object] = lambda done, total:
     return {**_hold_out(splits["train"]), **{name: split for name, split in splits.items() if name != "train"}}
 
 
-def statistics(split: Sequences) -> dict[str, Any]:
+def statistics(split: SequenceSplit) -> dict[str, Any]:
     """The common statistics, plus the mean grey level and the share of black pixels, which published models mask as padding."""
     grey = split.symbols.reshape(-1, PIXELS)[split.documents[:, 0]]
     return split.statistics() | {"mean_grey": round(float(grey.mean()), 2), "black": round(float(np.mean(grey == 0)), 5)}
@@ -82,22 +82,22 @@ def held_out(number: int) -> np.ndarray:
     return np.sort(np.asarray(order[: number // VAL_SHARE], dtype=np.int64))
 
 
-def _hold_out(train: Sequences) -> dict[str, Sequences]:
+def _hold_out(train: SequenceSplit) -> dict[str, SequenceSplit]:
     is_val = np.zeros(len(train), dtype=bool)
     is_val[held_out(len(train))] = True
     return {name: _chosen(train, np.flatnonzero(is_val == flag)) for name, flag in (("train", False), ("val", True))}
 
 
-def _chosen(split: Sequences, indices: np.ndarray) -> Sequences:
+def _chosen(split: SequenceSplit, indices: np.ndarray) -> SequenceSplit:
     """The images at `indices`, without the pixels of the others."""
     names = None if split.names is None else [split.names[index] for index in indices]
     return replace(_sequences(split.symbols.reshape(-1, PIXELS)[indices], split.labels[indices], split.origin), names=names)
 
 
-def _sequences(grey: np.ndarray, labels: np.ndarray, origin: str) -> Sequences:
+def _sequences(grey: np.ndarray, labels: np.ndarray, origin: str) -> SequenceSplit:
     offsets = PIXELS * np.arange(len(grey) + 1, dtype=np.int64)
     documents = np.arange(len(grey), dtype=np.int64)[:, None]
-    return Sequences(CLASSES, grey.reshape(-1), offsets, documents, labels.astype(np.int64), origin)
+    return SequenceSplit(CLASSES, grey.reshape(-1), offsets, documents, labels.astype(np.int64), origin)
 
 
 # The binary form
@@ -125,13 +125,13 @@ def _binary_folder(path: Path) -> Path:
     return found
 
 
-def _load_binary(folder: Path, advance: Callable[[int, int], object]) -> dict[str, Sequences]:
+def _load_binary(folder: Path, advance: Callable[[int, int], object]) -> dict[str, SequenceSplit]:
     _check_names(folder / NAMES)
     report = Meter(size_on_disk(*(folder / name for name in (*TRAIN, *TEST))), advance)
     return {"train": _join(folder, TRAIN, report), "test": _join(folder, TEST, report)}
 
 
-def _join(folder: Path, files: tuple[str, ...], report: ReportBytes) -> Sequences:
+def _join(folder: Path, files: tuple[str, ...], report: ReportBytes) -> SequenceSplit:
     """All images of some files as one split."""
     batches = [_read_batch(folder / name, report) for name in files]
     names = [
@@ -174,14 +174,14 @@ def _check_names(path: Path) -> None:
 # The array file
 
 
-def _load_arrays(path: Path) -> dict[str, Sequences]:
+def _load_arrays(path: Path) -> dict[str, SequenceSplit]:
     train, test = arrays.open_splits(path)
     if test is None:
         raise DataError(f"{path} has no x_test and y_test; add them")
     return {"train": _from_arrays(path, train), "test": _from_arrays(path, test)}
 
 
-def _from_arrays(path: Path, source: arrays.Arrays) -> Sequences:
+def _from_arrays(path: Path, source: arrays.Arrays) -> SequenceSplit:
     images, split = source.images, source.split
     if images.shape[1:3] != (SIDE, SIDE) or not len(images):
         raise DataError(f"{path}: x_{split} has shape {images.shape}; give images of {SIDE}×{SIDE} pixels")

@@ -1,4 +1,4 @@
-"""Inputs of `polaformer predict`, as symbols: a text, a ListOps expression, an image."""
+"""Inputs of `polaformer predict`, as symbols: text, a ListOps expression, an image."""
 
 import os
 from collections.abc import Callable
@@ -8,11 +8,11 @@ import numpy as np
 
 from polaformer.data.images import read_image
 from polaformer.data.sources.lra import image, listops
+from polaformer.data.sources.lra.datasets import SIDE
 from polaformer.errors import DataError
 from polaformer.regular_files import read_regular, reason
 
 MAX_BYTES = 2**24  # of a document in a file
-SIDE = 32  # pixels of an image
 
 
 def read_input(dataset: str, given: str) -> np.ndarray:

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polaformer.data.sources.lra.sequences import SPLITS, Sequences
+from polaformer.data.sources.lra.datasets import DATASETS
+from polaformer.data.sources.lra.sequences import SPLITS, SequenceSplit
 from polaformer.errors import DataError
 from polaformer.regular_files import open_regular, reason, too_large_reason
 
-CLASSES = tuple("0123456789")
+CLASSES = DATASETS["listops"].classes
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 SYMBOLS = (*CLASSES, *OPERATORS, "]")
 CLOSER = SYMBOLS.index("]")
@@ -97,7 +98,7 @@ def holds(path: Path) -> bool:
     return any(os.path.isfile(path / file_name(split)) for split in SPLITS)
 
 
-def load(path: Path, advance: Callable[[int, int], object] = lambda done, total: None) -> dict[str, Sequences]:
+def load(path: Path, advance: Callable[[int, int], object] = lambda done, total: None) -> dict[str, SequenceSplit]:
     """The splits in a directory of the release's files; raises DataError. Progress is in bytes."""
     files = {split: path / file_name(split) for split in SPLITS if os.path.lexists(path / file_name(split))}
     if not files:
@@ -111,7 +112,7 @@ def load(path: Path, advance: Callable[[int, int], object] = lambda done, total:
     return splits
 
 
-def read(file: Path, advance: Callable[[int], object] = lambda done: None) -> Sequences:
+def read(file: Path, advance: Callable[[int], object] = lambda done: None) -> SequenceSplit:
     """The expressions in one of the release's files; raises DataError that names file and line."""
     blocks = []
     done = 0
@@ -125,10 +126,10 @@ def read(file: Path, advance: Callable[[int], object] = lambda done: None) -> Se
     symbols, lengths, labels = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     own = np.arange(len(labels), dtype=np.int64)[:, None]
-    return Sequences(CLASSES, symbols, offsets, own, labels.astype(np.int64), str(file))
+    return SequenceSplit(CLASSES, symbols, offsets, own, labels.astype(np.int64), str(file))
 
 
-def statistics(split: Sequences) -> dict[str, Any]:
+def statistics(split: SequenceSplit) -> dict[str, Any]:
     """The common statistics, plus lengths without closing brackets, operators per tree, and the root-operator rule's accuracy.
 
     That rule predicts the most frequent value of expressions with the same root operator: it sees only the first symbol.

@@ -16,9 +16,9 @@ from typing import Any
 
 from polaformer.data.randomness import derive
 from polaformer.data.sources.lra import listops
-from polaformer.data.sources.lra.generation import Progress, Stage, Target, ignore, in_processes, opening
+from polaformer.data.sources.lra.generation import BeginStage, Progress, Target, ignore, in_processes, opening
 from polaformer.data.sources.lra.listops import CLASSES, HEADER, OPERATORS, file_name
-from polaformer.data.sources.lra.sequences import SPLITS, Sequences
+from polaformer.data.sources.lra.sequences import SPLITS, SequenceSplit
 from polaformer.regular_files import open_regular, open_to_write
 
 MAX_DEPTH = 10
@@ -31,13 +31,7 @@ VERSION = 1  # changes with the rows that a seed gives
 
 
 def generate(
-    out: Path,
-    sizes: Mapping[str, int],
-    seed: int,
-    *,
-    num_workers: int = 1,
-    overwrite: bool = False,
-    stage: Stage = ignore,
+    out: Path, sizes: Mapping[str, int], seed: int, *, num_workers: int = 1, overwrite: bool = False, stage: BeginStage = ignore
 ) -> dict[str, Any]:
     """Writes `sizes` rows per split, all different, to the release's files in `out`, and returns the manifest.
 
@@ -170,7 +164,7 @@ def _partial(folder: Path, split: str) -> Path:
     return folder / f"{file_name(split)}.partial"
 
 
-def _describe(file: Path, split: Sequences) -> dict[str, Any]:
+def _describe(file: Path, split: SequenceSplit) -> dict[str, Any]:
     with open_regular(file) as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
     return {

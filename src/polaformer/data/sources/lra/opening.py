@@ -7,18 +7,10 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from polaformer.data.sources.lra import prepared
+from polaformer.data.sources.lra.datasets import DATASETS
 from polaformer.data.sources.lra.generation import STATE
-from polaformer.data.sources.lra.sequences import Sequences
+from polaformer.data.sources.lra.sequences import SequenceSplit
 from polaformer.errors import DataError
-
-# Modules of this package, in the order in which `recognise` tries them.
-DATASETS = (
-    "listops",
-    "pathfinder",
-    "text",
-    "retrieval",
-    "image",
-)
 
 
 class DatasetModule(Protocol):
@@ -30,11 +22,11 @@ class DatasetModule(Protocol):
         """Whether the path has the dataset's released form; quick, and never raises."""
         ...
 
-    def load(self, path: Path, advance: Callable[[int, int], object] = ...) -> dict[str, Sequences]:
+    def load(self, path: Path, advance: Callable[[int, int], object] = ...) -> dict[str, SequenceSplit]:
         """The splits in the released form; raises DataError. advance: called with what is done, and with the total."""
         ...
 
-    def statistics(self, split: Sequences) -> dict[str, Any]:
+    def statistics(self, split: SequenceSplit) -> dict[str, Any]:
         """Facts about a split, for JSON."""
         ...
 
@@ -64,7 +56,7 @@ def recognise(path: str | Path) -> str | None:
 
 def open_sequences(
     path: str | Path, dataset: str, advance: Callable[[int, int], object] = lambda done, total: None
-) -> dict[str, Sequences]:
+) -> dict[str, SequenceSplit]:
     """The splits of a dataset, in prepared or released form; raises DataError.
 
     advance: called with how much is read, and with the total.

@@ -14,12 +14,12 @@ import numpy as np
 
 from polaformer.data.images import decode, read_file
 from polaformer.data.randomness import derive
-from polaformer.data.sources.lra.sequences import Sequences
+from polaformer.data.sources.lra.datasets import DATASETS, SIDE
+from polaformer.data.sources.lra.sequences import SequenceSplit
 from polaformer.errors import DataError
 from polaformer.regular_files import read_regular, reason
 
-CLASSES = ("apart", "connected")
-SIZE = 32
+CLASSES = DATASETS["pathfinder"].classes
 IMAGES, METADATA = "imgs", "metadata"
 HARD = "curv_contour_length_14"  # the level of every published table
 MAX_METADATA_BYTES = 2**26
@@ -57,13 +57,13 @@ def holds(path: Path) -> bool:
 
 def load(
     path: Path, advance: Callable[[int, int], object] = lambda done, total: None, *, seed: int = 0
-) -> dict[str, Sequences]:
+) -> dict[str, SequenceSplit]:
     """The splits: a random 80 %, 10 % and 10 % of the images; raises DataError. Progress is in images.
 
     path: a level, or a directory with levels: of several, the hard one. The release has no splits; `seed` chooses them.
     """
     index = read_index(path)
-    pixels = np.empty((len(index.files), SIZE * SIZE), dtype=np.uint8)
+    pixels = np.empty((len(index.files), SIDE * SIDE), dtype=np.uint8)
     for number, file in enumerate(index.files):
         pixels[number] = _read(index.level / file)
         if number % 1000 == 999:
@@ -92,7 +92,7 @@ def split_indices(number: int, seed: int) -> dict[str, np.ndarray]:
     return dict(zip(("train", "val", "test"), map(np.sort, parts), strict=True))
 
 
-def statistics(split: Sequences) -> dict[str, Any]:
+def statistics(split: SequenceSplit) -> dict[str, Any]:
     """The common statistics, plus the percentage of visible (non-black) pixels, their quantiles, and the mean intensity."""
     if not len(split):
         return split.statistics()
@@ -113,17 +113,17 @@ def statistics(split: Sequences) -> dict[str, Any]:
     }
 
 
-def _sequences(index: Index, pixels: np.ndarray, labels: np.ndarray, which: np.ndarray) -> Sequences:
-    offsets = np.arange(len(which) + 1, dtype=np.int64) * (SIZE * SIZE)
+def _sequences(index: Index, pixels: np.ndarray, labels: np.ndarray, which: np.ndarray) -> SequenceSplit:
+    offsets = np.arange(len(which) + 1, dtype=np.int64) * (SIDE * SIDE)
     own = np.arange(len(which), dtype=np.int64)[:, None]
     names = [f"{index.level / index.files[one]}" for one in which]
-    return Sequences(CLASSES, pixels[which].reshape(-1), offsets, own, labels[which], str(index.level), names)
+    return SequenceSplit(CLASSES, pixels[which].reshape(-1), offsets, own, labels[which], str(index.level), names)
 
 
 def _read(file: Path) -> np.ndarray:
     image = decode(read_file(file), str(file), channels=1)
-    if image.size != (SIZE, SIZE):
-        raise DataError(f"{file} has {image.width}×{image.height} pixels instead of {SIZE}×{SIZE}; fetch it again")
+    if image.size != (SIDE, SIDE):
+        raise DataError(f"{file} has {image.width}×{image.height} pixels instead of {SIDE}×{SIDE}; fetch it again")
     return np.asarray(image).reshape(-1)
 
 

@@ -215,7 +215,7 @@ def seed_distractors(occupied: np.ndarray, random: np.random.Generator) -> Conto
 
 
 def free_tails(occupied: np.ndarray, direction: np.ndarray) -> np.ndarray:
-    """The pixels of the window that a contour can start at: (A, AREA), (A,) to (A, SIZE · SIZE), boolean.
+    """The pixels of the window that a contour can start at: (A, AREA), (A,) to (A, SIDE · SIDE), boolean.
 
     As in the original, a direction has no such pixel at all if at some pixel of the window, even in a corner, all those that
     would have to be free are outside it: the original finds −∞ there, and gives up. This leaves 30 of 360 directions, all to

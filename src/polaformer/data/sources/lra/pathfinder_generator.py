@@ -13,7 +13,7 @@ from PIL import Image
 from polaformer.data.randomness import derive
 from polaformer.data.sources.lra import pathfinder
 from polaformer.data.sources.lra import pathfinder_stamps as stamps
-from polaformer.data.sources.lra.generation import Progress, Stage, ignore, in_processes, opening
+from polaformer.data.sources.lra.generation import BeginStage, Progress, ignore, in_processes, opening
 from polaformer.data.sources.lra.pathfinder_contours import Pairs, Segments, add_distractors, grow_pairs, integers
 from polaformer.data.sources.lra.pathfinder_stamps import AREA, PATCH
 from polaformer.errors import DataError
@@ -34,7 +34,7 @@ def generate(
     *,
     num_workers: int = 1,
     overwrite: bool = False,
-    stage: Stage = ignore,
+    stage: BeginStage = ignore,
 ) -> dict[str, Any]:
     """Writes images to the release's files in `out`, and returns the manifest.
 

@@ -15,7 +15,8 @@ from math import atan2, ceil, cos, pi, sin
 import numpy as np
 from PIL import Image, ImageDraw
 
-SIZE = 32  # of the window, in pixels
+from polaformer.data.sources.lra.datasets import SIDE
+
 LENGTH = 2  # of a segment
 THICKNESS = 0.5
 GAP = 1  # between segments of one contour, and around a contour
@@ -25,7 +26,7 @@ MARKER_RADIUS = 1.5
 
 RADIUS = LENGTH + ceil(THICKNESS) + GAP  # of the patch that a segment is drawn on
 MARGIN = 8  # around the window: more than a step, the circle of candidates and a disc
-STRIDE = SIZE + 2 * MARGIN
+STRIDE = SIDE + 2 * MARGIN
 AREA = STRIDE * STRIDE
 NUM_DEGREES = 360
 
@@ -47,8 +48,8 @@ def coordinates(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def window(canvas: np.ndarray) -> np.ndarray:
-    """The window of canvases: (…, AREA) to (…, SIZE, SIZE)."""
-    inside = slice(MARGIN, MARGIN + SIZE)
+    """The window of canvases: (…, AREA) to (…, SIDE, SIDE)."""
+    inside = slice(MARGIN, MARGIN + SIDE)
     return canvas.reshape(*canvas.shape[:-1], STRIDE, STRIDE)[..., inside, inside]
 
 
@@ -104,13 +105,13 @@ def _reverse(angle: float) -> float:
 
 
 def markers() -> np.ndarray:
-    """The picture of a marker at every pixel (y, x) of the window, (SIZE, SIZE, SIZE, SIZE)."""
-    y, x = np.ogrid[: SIZE * ANTIALIAS, : SIZE * ANTIALIAS]
+    """The picture of a marker at every pixel (y, x) of the window, (SIDE, SIDE, SIDE, SIDE)."""
+    y, x = np.ogrid[: SIDE * ANTIALIAS, : SIDE * ANTIALIAS]
     radius = MARKER_RADIUS * ANTIALIAS
-    centres = ANTIALIAS * np.arange(SIZE)
+    centres = ANTIALIAS * np.arange(SIDE)
     return np.stack(
         [
-            np.stack([_reduced(255 * ((y - top) ** 2 + (x - left) ** 2 <= radius**2), SIZE) for left in centres])
+            np.stack([_reduced(255 * ((y - top) ** 2 + (x - left) ** 2 <= radius**2), SIDE) for left in centres])
             for top in centres
         ]
     )

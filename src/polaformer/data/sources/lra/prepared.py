@@ -17,7 +17,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from polaformer.data.sources.lra.sequences import SPLITS, Sequences
+from polaformer.data.sources.lra.sequences import SPLITS, SequenceSplit
 from polaformer.errors import DataError, SettingsError
 from polaformer.regular_files import open_regular, read_regular, reason, too_large_reason, unpacked_limit, write_atomically
 
@@ -39,7 +39,7 @@ def holds(path: Path) -> bool:
     return False
 
 
-def load(path: Path) -> dict[str, Sequences]:
+def load(path: Path) -> dict[str, SequenceSplit]:
     """The splits of a prepared directory; raises DataError."""
     manifest = read_manifest(path)
     classes = tuple(manifest["classes"])
@@ -83,12 +83,12 @@ def existing(out: Path, dataset: str, about: Mapping[str, Any], *, overwrite: bo
 
 
 def write(
-    splits: Mapping[str, Sequences],
+    splits: Mapping[str, SequenceSplit],
     out: Path,
     dataset: str,
     about: Mapping[str, Any],
     *,
-    statistics: Callable[[Sequences], dict[str, Any]] = Sequences.statistics,
+    statistics: Callable[[SequenceSplit], dict[str, Any]] = SequenceSplit.statistics,
     overwrite: bool = False,
 ) -> Manifest:
     """Writes the splits and returns the manifest; a directory that `existing` returns is left alone. Also raises OSError.
@@ -132,7 +132,7 @@ def _is_complete(out: Path, manifest: Manifest) -> bool:
 
 
 def _write_split(
-    sequences: Sequences, out: Path, split: str, statistics: Callable[[Sequences], dict[str, Any]]
+    sequences: SequenceSplit, out: Path, split: str, statistics: Callable[[SequenceSplit], dict[str, Any]]
 ) -> dict[str, Any]:
     """Writes the temporary file of a split and returns its entry in the manifest."""
     temporary = _temporary(out, split)
@@ -148,7 +148,7 @@ def _write_split(
     return about | {"statistics": statistics(sequences)}
 
 
-def _compact(split: Sequences) -> Sequences:
+def _compact(split: SequenceSplit) -> SequenceSplit:
     """The same samples with the documents in the order of their first use, and without those that no sample uses."""
     used, first, numbers = np.unique(split.documents, return_index=True, return_inverse=True)
     order = np.argsort(first)
@@ -159,7 +159,7 @@ def _compact(split: Sequences) -> Sequences:
     documents = [split.symbols[split.offsets[one] : split.offsets[one + 1]] for one in used[order]]
     offsets = np.concatenate([[0], np.cumsum([len(one) for one in documents], dtype=np.int64)]).astype(np.int64)
     renumbered = ranks[numbers].reshape(split.documents.shape)
-    return Sequences(split.classes, np.concatenate(documents), offsets, renumbered, split.labels, split.origin, split.names)
+    return SequenceSplit(split.classes, np.concatenate(documents), offsets, renumbered, split.labels, split.origin, split.names)
 
 
 def _check_manifest(manifest: Any) -> None:
@@ -188,7 +188,7 @@ def _check_keys(found: Mapping[str, Any], wanted: Mapping[str, type], where: str
             raise ValueError(f"{where}{key} is missing or not of type {kind.__name__}")
 
 
-def _read_split(folder: Path, classes: tuple[str, ...], about: Mapping[str, Any]) -> Sequences:
+def _read_split(folder: Path, classes: tuple[str, ...], about: Mapping[str, Any]) -> SequenceSplit:
     path = folder / about["file"]
     try:
         _check_bytes(path, about)
@@ -199,7 +199,7 @@ def _read_split(folder: Path, classes: tuple[str, ...], about: Mapping[str, Any]
         _check_tensors(tensors, len(classes), about["samples"])
     except (OSError, ValueError, SafetensorError) as error:
         raise DataError(f"{path} is damaged: {reason(error)}; {REWRITE}") from error
-    return Sequences(classes, **tensors, origin=str(path))
+    return SequenceSplit(classes, **tensors, origin=str(path))
 
 
 def _check_bytes(path: Path, about: Mapping[str, Any]) -> None:

@@ -14,16 +14,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polaformer.data.sources.lra.builder import Builder, Places
+from polaformer.data.sources.lra.builder import SampleLocations, SplitBuilder
+from polaformer.data.sources.lra.datasets import DATASETS
 from polaformer.data.sources.lra.lines import JSON_LINES, Meter, ReportBytes, at_line, read_lines, read_objects, size_on_disk
-from polaformer.data.sources.lra.sequences import Sequences
+from polaformer.data.sources.lra.sequences import SequenceSplit
 from polaformer.errors import DataError
 from polaformer.regular_files import reason
 
-CLASSES = ("unrelated", "linked")
+CLASSES = DATASETS["retrieval"].classes
 SPLITS = {"train": "train", "eval": "val", "test": "test"}  # in file names → ours
-MAX_TEXT_BYTES = 10_000  # of a text that are encoded, as in the release's own reader
-KEPT = 4000  # bytes of those that the published models read
+MAX_TEXT_BYTES = 10_000  # of a document that are encoded, as in the release's own reader
+KEPT = DATASETS["retrieval"].kept  # bytes of those that the published models read
 FOLDERS = ("", "tsv_data", "lra_release/tsv_data", "lra_release/lra_release/tsv_data")  # where the release may be unpacked
 COLUMNS = ("label", "id 1", "id 2", "text 1", "text 2")
 FORMS = "a folder with new_aan_pairs.{train,eval,test}.tsv, or with NAME_pairs.{train,eval,test}.tsv and docs.jsonl (.gz, .xz)"
@@ -43,7 +44,7 @@ def holds(path: Path) -> bool:
     return False
 
 
-def load(path: Path, advance: Callable[[int, int], object] = lambda done, total: None) -> dict[str, Sequences]:
+def load(path: Path, advance: Callable[[int, int], object] = lambda done, total: None) -> dict[str, SequenceSplit]:
     """The splits that are there; raises DataError. advance: called with the number of bytes read, and of all bytes."""
     try:
         found = _find(path)
@@ -57,7 +58,7 @@ def load(path: Path, advance: Callable[[int, int], object] = lambda done, total:
     return {split: _load_split(file, texts, found.documents, report) for split, file in found.pairs.items()}
 
 
-def statistics(split: Sequences) -> dict[str, Any]:
+def statistics(split: SequenceSplit) -> dict[str, Any]:
     """The common statistics, plus the number of distinct documents and the share that the published models read to the end.
 
     Lengths count the bytes that are encoded.
@@ -107,9 +108,9 @@ def _read_documents(path: Path, report: ReportBytes) -> dict[str, bytes]:
     return texts
 
 
-def _load_split(path: Path, texts: Mapping[str, bytes] | None, documents: Path | None, report: ReportBytes) -> Sequences:
+def _load_split(path: Path, texts: Mapping[str, bytes] | None, documents: Path | None, report: ReportBytes) -> SequenceSplit:
     """One split. texts: the documents by id, or None if the rows contain them."""
-    builder, places = Builder(CLASSES, str(path)), Places()
+    builder, places = SplitBuilder(CLASSES, str(path)), SampleLocations()
     stored: dict[tuple[bytes, bytes], int] = {}  # id and digest of the text → number of the document
     for number, line in enumerate(read_lines(path, report), start=1):
         where = at_line(path, number)

@@ -16,7 +16,7 @@ SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
-class Sequences:
+class SequenceSplit:
     """One split. Samples may share documents; a document of length 0 is allowed."""
 
     classes: tuple[str, ...]
@@ -48,7 +48,7 @@ class Sequences:
         """The number of symbols of each document of each sample, (S, K)."""
         return np.diff(self.offsets)[self.documents]
 
-    def subset(self, indices: Sequence[int] | np.ndarray) -> "Sequences":
+    def subset(self, indices: Sequence[int] | np.ndarray) -> "SequenceSplit":
         """The samples at `indices`, in that order."""
         chosen = np.asarray(indices, dtype=np.int64)
         names = None if self.names is None else [self.names[index] for index in chosen]
@@ -72,18 +72,3 @@ class Sequences:
         shares = {name: round(float(count) / len(self), 4) for name, count in zip(self.classes, counts, strict=True)}
         sizes = {"mean": round(float(lengths.mean()), 1), "median": median, "shortest": low, "longest": high}
         return {"samples": len(self), "classes": shares, "length": sizes}
-
-
-def from_documents(
-    documents: Sequence[bytes],
-    labels: Sequence[int],
-    classes: tuple[str, ...],
-    origin: str,
-    *,
-    names: Sequence[str] | None = None,
-) -> Sequences:
-    """A split with one document per sample."""
-    offsets = np.concatenate([[0], np.cumsum([len(document) for document in documents], dtype=np.int64)]).astype(np.int64)
-    symbols = np.frombuffer(b"".join(documents), dtype=np.uint8)
-    own = np.arange(len(documents), dtype=np.int64)[:, None]
-    return Sequences(classes, symbols, offsets, own, np.asarray(labels, dtype=np.int64), origin, names)

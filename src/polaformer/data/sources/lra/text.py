@@ -19,19 +19,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polaformer.data.sources import parquet
-from polaformer.data.sources.lra.builder import Builder, Places
+from polaformer.data.sources.lra.builder import SampleLocations, SplitBuilder
+from polaformer.data.sources.lra.datasets import DATASETS
 from polaformer.data.sources.lra.lines import JSON_LINES, Meter, ReportBytes, at_line, first_object, read_objects, size_on_disk
-from polaformer.data.sources.lra.sequences import Sequences
+from polaformer.data.sources.lra.sequences import SequenceSplit
 from polaformer.errors import DataError
 from polaformer.extras import require
 from polaformer.regular_files import open_regular, read_regular, reason, unpacked_limit
 
-CLASSES = ("negative", "positive")
+CLASSES, KEPT = DATASETS["text"].classes, DATASETS["text"].kept  # bytes of a review that the published models read
 FOLDERS = ("neg", "pos")  # of the tree, in the order of the classes
 SPLITS = ("train", "test")
 UNLABELLED, VALIDATION = ("unsupervised", "unsup"), ("validation", "valid", "val", "dev", "eval")  # other names of splits
 LABELS: Mapping[int | str, int] = {0: 0, "neg": 0, "negative": 0, 1: 1, "pos": 1, "positive": 1}
-KEPT = 4000  # bytes of a review that the published models read
 MAX_REVIEW = 2**20  # bytes; the longest of IMDb has 13,704
 ROWS = 1024  # of a Parquet file that are unpacked at a time
 PARQUET = ("*.parquet", "*/*.parquet", "*/train/*.parquet", "*/test/*.parquet")  # where a dataset of the hub has them
@@ -60,7 +60,7 @@ def holds(path: Path) -> bool:
     return False
 
 
-def load(path: Path, advance: Callable[[int, int], object] = lambda done, total: None) -> dict[str, Sequences]:
+def load(path: Path, advance: Callable[[int, int], object] = lambda done, total: None) -> dict[str, SequenceSplit]:
     """The splits train and test, or one of them; raises DataError. advance: called with the bytes read, and all of them."""
     try:
         tree = _tree(path)
@@ -72,7 +72,7 @@ def load(path: Path, advance: Callable[[int, int], object] = lambda done, total:
     return splits
 
 
-def statistics(split: Sequences) -> dict[str, Any]:
+def statistics(split: SequenceSplit) -> dict[str, Any]:
     """The common statistics, plus the share of reviews that the published models read to the end."""
     return split.statistics() | {"read_whole": round(float(np.mean(split.lengths() <= KEPT)), 4)}
 
@@ -99,7 +99,7 @@ def _is_review(entry: os.DirEntry[str]) -> bool:
     return entry.name.endswith(".txt") and not entry.name.startswith(".")
 
 
-def _load_tree(root: Path, advance: Callable[[int, int], object]) -> dict[str, Sequences]:
+def _load_tree(root: Path, advance: Callable[[int, int], object]) -> dict[str, SequenceSplit]:
     folders = {split: [root / split / name for name in FOLDERS] for split in SPLITS if (root / split).is_dir()}
     missing = [folder for both in folders.values() for folder in both if not folder.is_dir()]
     if missing:
@@ -127,9 +127,9 @@ def _checked_size(root: Path, files: Mapping[Path, list[os.DirEntry[str]]]) -> i
     return total
 
 
-def _read_reviews(folders: list[Path], files: Mapping[Path, list[os.DirEntry[str]]], report: ReportBytes) -> Sequences:
+def _read_reviews(folders: list[Path], files: Mapping[Path, list[os.DirEntry[str]]], report: ReportBytes) -> SequenceSplit:
     """One split. folders: those of its classes."""
-    builder, names = Builder(CLASSES, str(folders[0].parent)), []
+    builder, names = SplitBuilder(CLASSES, str(folders[0].parent)), []
     for label, folder in enumerate(folders):
         for entry in files[folder]:
             try:
@@ -156,10 +156,11 @@ def _row_files(path: Path) -> list[Path]:
     return stored or lines
 
 
-def _load_rows(root: Path, files: list[Path], advance: Callable[[int, int], object]) -> dict[str, Sequences]:
+def _load_rows(root: Path, files: list[Path], advance: Callable[[int, int], object]) -> dict[str, SequenceSplit]:
     is_parquet = any(file.suffix == ".parquet" for file in files)
     noun, rows_of = ("row", _parquet_rows) if is_parquet else ("line", _json_rows)
-    builders, places = {split: Builder(CLASSES, str(root)) for split in SPLITS}, {split: Places(noun) for split in SPLITS}
+    builders = {split: SplitBuilder(CLASSES, str(root)) for split in SPLITS}
+    places = {split: SampleLocations(noun) for split in SPLITS}
     named_after = {file: _split_of_name(file, root) for file in files}
     labelled = [file for file in files if named_after[file] not in UNLABELLED]
     report = Meter(size_on_disk(*labelled), advance)

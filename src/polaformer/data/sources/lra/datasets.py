@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 DatasetName = Literal["listops", "text", "retrieval", "pathfinder", "image"]
+SIDE = 32  # pixels of an image along a side
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ DATASETS: dict[DatasetName, DatasetSpec] = {
         DatasetSpec(
             "retrieval", ("unrelated", "linked"), vocabulary=512, kept=4000, length=4096, num_documents=2, is_text=True
         ),
-        DatasetSpec("pathfinder", ("apart", "connected"), vocabulary=512, kept=1024, length=1024, shift=0, side=32),
-        DatasetSpec("image", CIFAR, vocabulary=256, kept=1024, length=1024, shift=0, side=32),
+        DatasetSpec("pathfinder", ("apart", "connected"), vocabulary=512, kept=1024, length=1024, shift=0, side=SIDE),
+        DatasetSpec("image", CIFAR, vocabulary=256, kept=1024, length=1024, shift=0, side=SIDE),
     )
 }
