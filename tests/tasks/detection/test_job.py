@@ -17,8 +17,9 @@ from faults import Kill
 from polaformer.errors import SettingsError
 from polaformer.recipes.coco import RECIPES
 from polaformer.tasks.dense import memory_limit
+from polaformer.tasks.dense.trained_model import class_parameters
 from polaformer.tasks.detection.job import largest_size
-from polaformer.tasks.detection.predictor import class_parameters, load_predictor
+from polaformer.tasks.detection.predictor import load_predictor
 from polaformer.tasks.detection.published import ROWS
 from polaformer.tasks.detection.recipe import DetectionRecipe
 from polaformer.tasks.running import prepare

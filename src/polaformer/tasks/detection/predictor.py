@@ -10,21 +10,20 @@ from typing import Any
 
 import torch
 from PIL.Image import Image
-from torch import Tensor, nn
+from torch import Tensor
 
-from polaformer.backbones.fitting import fit
-from polaformer.backbones.loading import stored_grids
 from polaformer.data.detection_images import DetectionReader, normalised
 from polaformer.data.detection_transforms import Resize
 from polaformer.data.drawing import class_colours, draw_objects
-from polaformer.data.images import read_image
 from polaformer.data.masks import rle_from_mask
 from polaformer.data.order import EvaluationOrder
 from polaformer.data.padded_images import pad_images
 from polaformer.data.samples import Samples, batches
 from polaformer.data.sources.coco import CocoSource, open_coco, open_coco_split
-from polaformer.errors import DataError, SettingsError, printable
+from polaformer.errors import SettingsError, printable
 from polaformer.regular_files import write_atomically, writing
+from polaformer.tasks.dense.answering import DrawnFiles, readable_images
+from polaformer.tasks.dense.trained_model import CLASSES, Kind, build_trained, save_model
 from polaformer.tasks.detection.counts import DetectionCounts
 from polaformer.tasks.detection.description import DetectorDescription
 from polaformer.tasks.detection.detector import Detections, Detector, paste_masks, rescaled
@@ -34,9 +33,10 @@ from polaformer.tasks.detection.task import DetectionEvaluation, DetectionPredic
 from polaformer.tasks.job import Evaluation
 from polaformer.tasks.task import Advance, Answers
 from polaformer.weights.errors import WeightsError
-from polaformer.weights.files import read_metadata, read_state_dict, write_safetensors
+from polaformer.weights.files import read_metadata, read_state_dict
 
-DESCRIPTION, CLASSES, CATEGORIES, PREPROCESSING = "detector", "classes", "category_ids", "preprocessing"  # keys of the metadata
+KIND = Kind("detector", DetectorDescription)
+CATEGORIES, PREPROCESSING = "category_ids", "preprocessing"  # keys of the metadata
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,7 @@ class DetectionPredictor:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the weights file atomically."""
-        tensors = {key: tensor.detach().contiguous() for key, tensor in self.model.state_dict().items()}
-        write_safetensors(tensors, path, detector_metadata(self))
+        save_model(self.model, path, detector_metadata(self))
 
     def evaluation(self, options: DetectionEvaluation, recipe: DetectionRecipe | None) -> Evaluation:
         """An evaluation on a split, each image in one process; raises DataError, and SettingsError for other classes."""
@@ -99,29 +98,17 @@ class DetectionPredictor:
     def answer(self, inputs: Sequence[str], options: DetectionPrediction, advance: Advance) -> Answers:
         """The objects on image files; with --out also the images with the objects drawn on them, and all of it as JSON."""
         records, rows, unreadable = list[dict[str, Any]](), list[tuple[str, ...]](), list[str]()
-        if options.out is not None:
-            with writing(options.out):
-                options.out.mkdir(parents=True, exist_ok=True)
-        taken: set[str] = set()
-        for path in inputs:
-            try:
-                image = read_image(path, channels=3)
-            except DataError as error:
-                unreadable.append(str(error))
-                advance()
-                continue
+        files = None if options.out is None else DrawnFiles(options.out)
+        for path, image in readable_images(inputs, unreadable, advance):
             found = _above(self.detect(image), options.min_score)
             record = self._record(path, image, found)
-            if options.out is not None:
-                name = _free_name(Path(path).stem, taken)
-                record["drawn"] = name
-                self._draw(image, found, options.out / name)
+            if files is not None:
+                record["drawn"] = f"{files.free_stem(path, '.png')}.png"
+                files.save(self._drawn(image, found), record["drawn"])
             records.append(record)
             rows += _rows(record)
-            advance()
-        if options.out is not None:
-            with writing(options.out):
-                write_atomically(options.out / "detections.json", json.dumps({"images": records}, indent=1))
+        if files is not None:
+            files.write_json("detections.json", {"images": records})
         return Answers(records, ("image", "object", "score", "box (x1, y1, x2, y2)"), rows, unreadable)
 
     def _record(self, path: str, image: Image, found: Detections) -> dict[str, Any]:
@@ -136,12 +123,10 @@ class DetectionPredictor:
                 one["mask"] = rle_from_mask(mask)
         return {"image": printable(path), "height": image.height, "width": image.width, "objects": objects}
 
-    def _draw(self, image: Image, found: Detections, path: Path) -> None:
+    def _drawn(self, image: Image, found: Detections) -> Image:
         masks = None if found.masks is None else _masks(found, image)
         names = [self.classes[label] for label in found.labels.tolist()]
-        drawn = draw_objects(image, found.boxes.cpu(), names, found.scores.cpu(), masks, class_colours(self.classes))
-        with writing(path):
-            drawn.save(path)
+        return draw_objects(image, found.boxes.cpu(), names, found.scores.cpu(), masks, class_colours(self.classes))
 
     def _open_split(self, options: DetectionEvaluation, recipe: DetectionRecipe | None) -> CocoSource:
         if options.data is not None:
@@ -165,16 +150,13 @@ def write_results(folder: Path, category_ids: Sequence[int], counts: DetectionCo
 
 
 def detector_metadata(predictor: DetectionPredictor) -> dict[str, str]:
-    """The metadata of a weights file: task, how to build the detector, class names, preprocessing, grids of tables."""
-    from polaformer.backbones.fitting import table_grids
-
+    """The metadata of a weights file: task, how to build the detector, class names, preprocessing."""
     return {
         "task": DetectionRecipe.task,
-        DESCRIPTION: predictor.description.to_json(),
+        KIND.noun: predictor.description.to_json(),
         CLASSES: json.dumps(list(predictor.classes)),
         CATEGORIES: json.dumps(list(predictor.category_ids)),
         PREPROCESSING: json.dumps(asdict(predictor.preprocessing), sort_keys=True),
-        "grids": json.dumps(table_grids(predictor.model), sort_keys=True),
     }
 
 
@@ -182,7 +164,7 @@ def load_predictor(path: str | PathLike[str]) -> DetectionPredictor:
     """Loads the detector in a weights file of ours; raises WeightsError."""
     about, state = read_metadata(path), read_state_dict(path)
     try:
-        description = DetectorDescription.from_json(about[DESCRIPTION])
+        description = DetectorDescription.from_json(about[KIND.noun])
         classes, categories = json.loads(about[CLASSES]), json.loads(about[CATEGORIES])
         given = json.loads(about[PREPROCESSING])
         preprocessing = Preprocessing(**given | {name: tuple(given[name]) for name in ("mean", "std")})
@@ -193,66 +175,8 @@ def load_predictor(path: str | PathLike[str]) -> DetectionPredictor:
             raise ValueError(f"there are {len(classes)} class names for {description.num_classes} classes")
     except (SettingsError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise WeightsError(f"{path} is damaged: its description of the detector is not valid ({error})") from error
-    problems = description.misfits(state)
-    if any(problems):
-        raise WeightsError(f"{path} is damaged: its parameters are not those of the detector that it describes", problems)
-    model = description.build()
-    model.load_state_dict(state, strict=True)
-    _check_finite(path, model)
-    return DetectionPredictor(model.eval(), description, tuple(classes), tuple(categories), preprocessing)
-
-
-def load_detector(model: Detector, description: DetectorDescription, classes: Sequence[str], path: Path) -> list[str]:
-    """Loads a whole detector to train on, and returns the names of the parameters that keep their initial values.
-
-    These are what depends on the classes, unless the file has the same class names. Raises WeightsError.
-    """
-    about = read_metadata(path)
-    if DESCRIPTION not in about:
-        raise WeightsError(f"{path} does not hold a detector of ours; for weights of the backbone alone use --backbone")
-    state = fit(read_state_dict(path), model, stored_grids(path)).state
-    kept = []
-    if about.get(CLASSES) != json.dumps(list(classes)):
-        wanted = model.state_dict()
-        kept = [name for name in class_parameters(description) if name in wanted]
-        state |= {name: wanted[name] for name in kept}
-    wanted_names = model.state_dict()
-    wrong = sorted(wanted_names.keys() ^ state.keys())
-    wrong += [name for name in wanted_names if name in state and state[name].shape != wanted_names[name].shape]
-    if wrong:
-        raise WeightsError(
-            f"{path} holds another detector ({_named(about[DESCRIPTION])}), and nothing was loaded: {len(wrong)} parameters "
-            f"differ, such as {wrong[0]}; give the same --detector and --model, or its backbone alone with --backbone"
-        )
-    model.load_state_dict(state, strict=True)
-    _check_finite(path, model)
-    return kept
-
-
-def _named(text: str) -> str:
-    """The detector and the backbone of a description."""
-    try:
-        about = DetectorDescription.from_json(text)
-        return f"{about.detector} with {about.backbone}"
-    except SettingsError:
-        return "one that is not known here"
-
-
-def class_parameters(description: DetectorDescription) -> list[str]:
-    """The names of the parameters whose shape depends on the number of classes."""
-    shapes = [_shapes(replace(description, num_classes=number)) for number in (2, 3)]
-    return [name for name, shape in shapes[0].items() if shapes[1][name] != shape]
-
-
-def _shapes(description: DetectorDescription) -> dict[str, torch.Size]:
-    with torch.device("meta"):
-        return {name: one.shape for name, one in description.build().state_dict().items()}
-
-
-def _check_finite(path: str | PathLike[str], model: nn.Module) -> None:
-    broken = [name for name, one in model.state_dict().items() if one.is_floating_point() and not bool(one.isfinite().all())]
-    if broken:
-        raise WeightsError(f"{path} has weights that are not finite, first in {broken[0]}; train or download it again")
+    model = build_trained(path, description, state, KIND)
+    return DetectionPredictor(model, description, tuple(classes), tuple(categories), preprocessing)
 
 
 def _with_size(preprocessing: Preprocessing, size: int) -> Preprocessing:
@@ -272,15 +196,6 @@ def _masks(found: Detections, image: Image) -> Iterator[Tensor]:
     for index in range(len(found.boxes)):
         one = slice(index, index + 1)
         yield paste_masks(found.masks[one], found.boxes[one], (image.height, image.width))[0].cpu()
-
-
-def _free_name(stem: str, taken: set[str]) -> str:
-    """The name of a PNG file that is not among those taken, and takes it."""
-    base = printable(stem).replace("/", "_") or "image"
-    names = (f"{base}{suffix}.png" for suffix in ("", *(f"-{number}" for number in range(2, len(taken) + 3))))
-    name = next(one for one in names if one not in taken)
-    taken.add(name)
-    return name
 
 
 def _rows(record: dict[str, Any]) -> list[tuple[str, ...]]:
