@@ -14,13 +14,14 @@ from polaformer.errors import SettingsError, raise_all
 from polaformer.ops.grid import Grid
 from polaformer.tasks.dense.job import DenseJob, device_name
 from polaformer.tasks.dense.memory_limit import check_fits
+from polaformer.tasks.dense.preprocessing import Preprocessing
 from polaformer.tasks.detection import figures
 from polaformer.tasks.detection.counting import typical_outputs
 from polaformer.tasks.detection.counts import DetectionCounts
 from polaformer.tasks.detection.description import DetectorDescription
 from polaformer.tasks.detection.detector import Detector
 from polaformer.tasks.detection.objective import DetectionObjective
-from polaformer.tasks.detection.predictor import KIND, DetectionPredictor, Preprocessing, detector_metadata
+from polaformer.tasks.detection.predictor import KIND, DetectionPredictor, detector_metadata, resize_of
 from polaformer.tasks.detection.recipe import OF_REGIONS, DetectionRecipe
 from polaformer.tasks.figures import Figure
 from polaformer.training.memory_estimate import MemoryEstimate
@@ -54,7 +55,7 @@ class DetectionJob(DenseJob):
     def reader(self, split: str, *, training: bool) -> DetectionReader:
         """Reads the images of a split, at random scales for training."""
         recipe, with_masks = self.recipe, self.description.has_masks
-        transform: DetectionTransform = self.preprocessing.resize()
+        transform: DetectionTransform = resize_of(self.preprocessing)
         if training:
             transform = RandomView(recipe.sizes, recipe.max_size, recipe.hflip, RandomCrop() if recipe.crop else None)
         return DetectionReader(self.parts[split], transform, recipe.mean, recipe.std, with_masks, training)

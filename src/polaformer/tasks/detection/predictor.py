@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -23,6 +23,7 @@ from polaformer.data.sources.coco import CocoSource, open_coco, open_coco_split
 from polaformer.errors import SettingsError, printable
 from polaformer.regular_files import write_atomically, writing
 from polaformer.tasks.dense.answering import DrawnFiles, readable_images
+from polaformer.tasks.dense.preprocessing import Preprocessing
 from polaformer.tasks.dense.trained_model import CLASSES, Kind, build_trained, save_model
 from polaformer.tasks.detection.counts import DetectionCounts
 from polaformer.tasks.detection.description import DetectorDescription
@@ -39,18 +40,11 @@ KIND = Kind("detector", DetectorDescription)
 CATEGORIES, PREPROCESSING = "category_ids", "preprocessing"  # keys of the metadata
 
 
-@dataclass(frozen=True)
-class Preprocessing:
-    """How an image becomes the input of a detector: the lengths of its sides in pixels, and the normalisation."""
-
-    size: int
-    max_size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    def resize(self) -> Resize:
-        """The transform of images; raises SettingsError."""
-        return Resize(self.size, self.max_size)
+def resize_of(about: Preprocessing) -> Resize:
+    """The transform of images; raises SettingsError."""
+    if about.size is None:
+        raise SettingsError("a detector needs a length of the shorter side of its images, but none is given")
+    return Resize(about.size, about.max_size)
 
 
 @dataclass(frozen=True)
@@ -67,7 +61,7 @@ class DetectionPredictor:
     def detect(self, image: Image) -> Detections:
         """The objects on an image, in its own pixels, best first."""
         about, parameter = self.preprocessing, next(self.model.parameters())
-        resized, _ = about.resize()(image, [])
+        resized, _ = resize_of(about)(image, [])
         padded = pad_images([normalised(resized, about.mean, about.std)])
         images = padded.images.to(parameter.device, parameter.dtype)
         [found] = self.model.eval()(images, padded.mask.to(parameter.device), padded.sizes)
@@ -79,9 +73,9 @@ class DetectionPredictor:
 
     def evaluation(self, options: DetectionEvaluation, recipe: DetectionRecipe | None) -> Evaluation:
         """An evaluation on a split, each image in one process; raises DataError, and SettingsError for other classes."""
-        about = self.preprocessing if options.size is None else _with_size(self.preprocessing, options.size)
+        about = self.preprocessing.with_size(options.size)
         source = self._open_split(options, recipe)
-        reader = DetectionReader(source, about.resize(), about.mean, about.std, self.description.has_masks, training=False)
+        reader = DetectionReader(source, resize_of(about), about.mean, about.std, self.description.has_masks, training=False)
         samples = Samples(reader, seed=0, on_bad=options.on_bad_image, replace=False)
 
         def share(rank: int, world: int) -> EvaluationOrder:
@@ -91,7 +85,7 @@ class DetectionPredictor:
             DetectionObjective(len(self.classes), self.description.has_masks),
             lambda rank, world: len(share(rank, world)),
             lambda rank, world: batches(samples, share(rank, world), num_workers=options.num_workers),
-            {"shorter_side": about.size, "longer_side_at_most": about.max_size},
+            about.about(),
             None if options.results is None else partial(write_results, options.results, source.category_ids),
         )
 
@@ -166,9 +160,8 @@ def load_predictor(path: str | PathLike[str]) -> DetectionPredictor:
     try:
         description = DetectorDescription.from_json(about[KIND.noun])
         classes, categories = json.loads(about[CLASSES]), json.loads(about[CATEGORIES])
-        given = json.loads(about[PREPROCESSING])
-        preprocessing = Preprocessing(**given | {name: tuple(given[name]) for name in ("mean", "std")})
-        preprocessing.resize()
+        preprocessing = Preprocessing.from_values(json.loads(about[PREPROCESSING]))
+        resize_of(preprocessing)
         if not all(isinstance(name, str) for name in classes) or not all(isinstance(one, int) for one in categories):
             raise ValueError("class names must be strings and category ids integers")
         if not len(classes) == len(categories) == description.num_classes:
@@ -177,11 +170,6 @@ def load_predictor(path: str | PathLike[str]) -> DetectionPredictor:
         raise WeightsError(f"{path} is damaged: its description of the detector is not valid ({error})") from error
     model = build_trained(path, description, state, KIND)
     return DetectionPredictor(model, description, tuple(classes), tuple(categories), preprocessing)
-
-
-def _with_size(preprocessing: Preprocessing, size: int) -> Preprocessing:
-    """The preprocessing at another size, the longer side in the same proportion."""
-    return replace(preprocessing, size=size, max_size=round(preprocessing.max_size * size / preprocessing.size))
 
 
 def _above(found: Detections, score: float) -> Detections:
