@@ -14,7 +14,7 @@ from polaformer.data.masks import rle_from_mask
 from polaformer.tasks.dense.trained_model import class_parameters, load_whole
 from polaformer.tasks.detection.counts import DetectionCounts
 from polaformer.tasks.detection.detections import paste_masks
-from polaformer.tasks.detection.predictor import KIND, DetectionPredictor, load_predictor
+from polaformer.tasks.detection.predictor import DetectionPredictor, load_predictor
 from polaformer.tasks.detection.recipe import DetectionRecipe
 from polaformer.tasks.detection.task import DetectionEvaluation, DetectionPrediction
 
@@ -189,7 +189,7 @@ def test_heads_start_anew_unless_the_class_names_are_those_of_the_checkpoint(wei
     initial = {name: one.clone() for name, one in model.state_dict().items()}
     own = class_parameters(description)
     assert all(not torch.equal(initial[name], trained[name]) for name in own)
-    assert load_whole(model, description, classes, weights, KIND) == (own if is_reset else [])
+    assert load_whole(model, description, classes, weights) == (own if is_reset else [])
     for name, one in model.state_dict().items():
         assert torch.equal(one, initial[name] if is_reset and name in own else trained[name])
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,21 +11,21 @@ from torch import nn
 from polaformer.data.randomness import derive, reseed
 from polaformer.data.sources.source import Images
 from polaformer.tasks.dense.backbone_weights import load_backbone
+from polaformer.tasks.dense.description import DenseDescription
 from polaformer.tasks.dense.recipe import DenseRecipe
-from polaformer.tasks.dense.trained_model import Kind, load_whole
+from polaformer.tasks.dense.trained_model import load_whole
 from polaformer.tasks.map_style import MapStyleJob
 from polaformer.training.memory_estimate import MemoryEstimate
 from polaformer.training.run import weights_file
 
 
 class DenseJob(MapStyleJob):
-    """A job whose model is described by arguments. A subclass sets `kind`, `classes`, `description` and `notices`."""
+    """A job whose model is described by arguments. A subclass sets `classes`, `description` and `notices`."""
 
-    kind: ClassVar[Kind]
     recipe: DenseRecipe
     parts: Mapping[str, Images]
     classes: tuple[str, ...]
-    description: Any
+    description: DenseDescription
     notices: list[str]
 
     def memory(self, part: int) -> MemoryEstimate:
@@ -57,7 +57,7 @@ class DenseJob(MapStyleJob):
         if recipe.backbone is not None:
             self.notices.append(f"backbone: {load_backbone(model.backbone, recipe.backbone)}")
         if recipe.checkpoint is not None:
-            reset = load_whole(model, self.description, self.classes, weights_file(Path(recipe.checkpoint)), self.kind)
+            reset = load_whole(model, self.description, self.classes, weights_file(Path(recipe.checkpoint)))
             self.notices += [f"checkpoint: it has other classes, so {len(reset)} parameters start anew"] * bool(reset)
         return _with_shared_statistics(model)
 

@@ -21,7 +21,7 @@ from polaformer.tasks.detection.counts import DetectionCounts
 from polaformer.tasks.detection.description import DetectorDescription
 from polaformer.tasks.detection.detector import Detector
 from polaformer.tasks.detection.objective import DetectionObjective
-from polaformer.tasks.detection.predictor import KIND, DetectionPredictor, detector_metadata, resize_of
+from polaformer.tasks.detection.predictor import DetectionPredictor, detector_metadata, resize_of
 from polaformer.tasks.detection.recipe import OF_REGIONS, DetectionRecipe
 from polaformer.tasks.figures import Figure
 from polaformer.training.memory_estimate import MemoryEstimate
@@ -31,7 +31,7 @@ from polaformer.training.optim import check_settings, check_trainable
 class DetectionJob(DenseJob):
     """A detection recipe with its data opened and its model built; raises SettingsError or DataError."""
 
-    batch_class, kind = DetectionBatch, KIND
+    batch_class = DetectionBatch
     recipe: DetectionRecipe
     parts: Mapping[str, CocoSource]
 

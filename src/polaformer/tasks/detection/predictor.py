@@ -24,7 +24,7 @@ from polaformer.errors import SettingsError, printable
 from polaformer.regular_files import write_atomically, writing
 from polaformer.tasks.dense.answering import DrawnFiles, readable_images
 from polaformer.tasks.dense.preprocessing import Preprocessing
-from polaformer.tasks.dense.trained_model import CLASSES, Kind, build_trained, save_model
+from polaformer.tasks.dense.trained_model import CLASSES, build_trained, save_model
 from polaformer.tasks.detection.counts import DetectionCounts
 from polaformer.tasks.detection.description import DetectorDescription
 from polaformer.tasks.detection.detector import Detections, Detector, paste_masks, rescaled
@@ -36,7 +36,6 @@ from polaformer.tasks.task import Advance, Answers
 from polaformer.weights.errors import WeightsError
 from polaformer.weights.files import read_metadata, read_state_dict
 
-KIND = Kind("detector", DetectorDescription)
 CATEGORIES, PREPROCESSING = "category_ids", "preprocessing"  # keys of the metadata
 
 
@@ -147,7 +146,7 @@ def detector_metadata(predictor: DetectionPredictor) -> dict[str, str]:
     """The metadata of a weights file: task, how to build the detector, class names, preprocessing."""
     return {
         "task": DetectionRecipe.task,
-        KIND.noun: predictor.description.to_json(),
+        DetectorDescription.noun: predictor.description.to_json(),
         CLASSES: json.dumps(list(predictor.classes)),
         CATEGORIES: json.dumps(list(predictor.category_ids)),
         PREPROCESSING: json.dumps(asdict(predictor.preprocessing), sort_keys=True),
@@ -158,7 +157,7 @@ def load_predictor(path: str | PathLike[str]) -> DetectionPredictor:
     """Loads the detector in a weights file of ours; raises WeightsError."""
     about, state = read_metadata(path), read_state_dict(path)
     try:
-        description = DetectorDescription.from_json(about[KIND.noun])
+        description = DetectorDescription.from_json(about[DetectorDescription.noun])
         classes, categories = json.loads(about[CLASSES]), json.loads(about[CATEGORIES])
         preprocessing = Preprocessing.from_values(json.loads(about[PREPROCESSING]))
         resize_of(preprocessing)
@@ -168,7 +167,7 @@ def load_predictor(path: str | PathLike[str]) -> DetectionPredictor:
             raise ValueError(f"there are {len(classes)} class names for {description.num_classes} classes")
     except (SettingsError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise WeightsError(f"{path} is damaged: its description of the detector is not valid ({error})") from error
-    model = build_trained(path, description, state, KIND)
+    model = build_trained(path, description, state)
     return DetectionPredictor(model, description, tuple(classes), tuple(categories), preprocessing)
 
 
