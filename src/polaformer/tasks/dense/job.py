@@ -11,7 +11,6 @@ from torch import nn
 from polaformer.data.randomness import derive, reseed
 from polaformer.data.sources.source import Images
 from polaformer.tasks.dense.backbone_weights import load_backbone
-from polaformer.tasks.dense.description import DenseDescription
 from polaformer.tasks.dense.recipe import DenseRecipe
 from polaformer.tasks.dense.trained_model import load_whole
 from polaformer.tasks.map_style import MapStyleJob
@@ -25,7 +24,7 @@ class DenseJob(MapStyleJob):
     recipe: DenseRecipe
     parts: Mapping[str, Images]
     classes: tuple[str, ...]
-    description: DenseDescription
+    description: Any  # a DenseDescription
     notices: list[str]
 
     def memory(self, part: int) -> MemoryEstimate:

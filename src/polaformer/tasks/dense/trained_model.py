@@ -56,8 +56,8 @@ def load_whole(model: nn.Module, description: DenseDescription, classes: Sequenc
     wrong += [name for name in wanted if name in state and state[name].shape != wanted[name].shape]
     if wrong:
         raise WeightsError(
-            f"{path} holds another {noun} ({_named(about[noun], description)}), and nothing was loaded: {len(wrong)} parameters "
-            f"differ, such as {wrong[0]}; give the same --{noun} and --model, or its backbone alone with --backbone"
+            f"{path} holds another {noun} ({_named(about[noun], description)}), and nothing was loaded: {len(wrong)} "
+            f"parameters differ, such as {wrong[0]}; give the same --{noun} and --model, or its backbone alone with --backbone"
         )
     model.load_state_dict(state, strict=True)
     check_finite(path, model)
