@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from polaformer.backbones.fitting import fit
 from polaformer.backbones.loading import stored_grids
-from polaformer.data.detection_images import DetectionReader, normalised
+from polaformer.data.colours import class_colours
+from polaformer.data.detection_images import DetectionReader
 from polaformer.data.detection_transforms import Resize
-from polaformer.data.drawing import class_colours, draw_objects
+from polaformer.data.drawing import draw_objects
 from polaformer.data.images import read_image
 from polaformer.data.masks import rle_from_mask
 from polaformer.data.order import EvaluationOrder
-from polaformer.data.padded_images import pad_images
+from polaformer.data.padded_images import normalised, pad_images
 from polaformer.data.samples import Samples, batches
 from polaformer.data.sources.coco import CocoSource, open_coco, open_coco_split
 from polaformer.errors import DataError, SettingsError, printable
