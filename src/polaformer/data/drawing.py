@@ -6,7 +6,6 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import numpy as np
 from PIL import Image as PIL
@@ -14,12 +13,10 @@ from PIL import ImageDraw, ImageFont
 from PIL.Image import Image
 from torch import Tensor
 
-Colour = tuple[int, int, int]
+from polaformer.data.colours import Colour, colour_of, darker, ink_on
+
 Rectangle = tuple[int, int, int, int]  # left, top, right, bottom; the last two are outside
 
-GOLDEN_ANGLE = 137.50776405  # degrees; multiples of it never come close to each other soon
-LIGHTNESS = (0.70, 0.82, 0.62)  # of successive colours, in Oklch
-CHROMA = 0.18
 OPACITY = 0.4  # of masks
 TEXT_SIZE, MIN_TEXT_SIZE = 0.028, 10  # of √(H·W); in pixels
 LINE_WIDTH = 0.005  # of √(H·W)
@@ -56,40 +53,6 @@ def draw_objects(
     for index in reversed(labels):  # the most important one last, on top
         _draw_label(pen, labels[index], paints[index])
     return drawn
-
-
-def class_colours(classes: Sequence[str]) -> dict[str, Colour]:
-    """A colour for each class by its place in the list: few classes are far apart."""
-    return {name: _colour(index) for index, name in enumerate(classes)}
-
-
-def colour_of(name: str) -> Colour:
-    """A colour that depends on the name alone."""
-    return _colour(crc32(name.encode("utf-8", "backslashreplace")) % 360)
-
-
-def _colour(index: int) -> Colour:
-    """The index-th colour: hues a golden angle apart, in three degrees of lightness (Oklch, clipped to sRGB)."""
-    lightness, hue = LIGHTNESS[index % len(LIGHTNESS)], math.radians(25 + GOLDEN_ANGLE * index)
-    a, b = CHROMA * math.cos(hue), CHROMA * math.sin(hue)
-    cone = np.array(
-        [
-            lightness + 0.3963377774 * a + 0.2158037573 * b,
-            lightness - 0.1055613458 * a - 0.0638541728 * b,
-            lightness - 0.0894841775 * a - 1.2914855480 * b,
-        ]
-    )
-    to_linear = np.array(
-        [
-            [4.0767416621, -3.3077115913, 0.2309699292],
-            [-1.2684380046, 2.6097574011, -0.3413193965],
-            [-0.0041960863, -0.7034186147, 1.7076147010],
-        ]
-    )
-    linear = (to_linear @ cone**3).clip(0, 1)
-    encoded = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
-    red, green, blue = (round(255 * float(value)) for value in encoded)
-    return red, green, blue
 
 
 def _labels(names: Sequence[str], scores: Any, number: int) -> list[str]:
@@ -156,18 +119,13 @@ def _draw_box(pen: ImageDraw.ImageDraw, box: Rectangle, paint: Colour, width: in
     """A coloured frame with a thin dark line around it, so that it is seen on any ground."""
     left, top, right, bottom = box
     if width > 1:
-        pen.rectangle((left - 1, top - 1, right, bottom), outline=_darker(paint))
+        pen.rectangle((left - 1, top - 1, right, bottom), outline=darker(paint))
     pen.rectangle((left, top, right - 1, bottom - 1), outline=paint, width=_thin(width, min(right - left, bottom - top)))
 
 
 def _thin(width: int, side: int) -> int:
     """The width of a line around an object, narrower if the object is small, so that the object remains visible."""
     return max(1, min(width, side // 16))
-
-
-def _darker(paint: Colour) -> Colour:
-    red, green, blue = (value // 3 for value in paint)
-    return red, green, blue
 
 
 class Label(NamedTuple):
@@ -234,12 +192,5 @@ def _overlap(one: Rectangle, other: Rectangle) -> int:
 def _draw_label(pen: ImageDraw.ImageDraw, label: Label, paint: Colour) -> None:
     """The text in black or white, whichever contrasts more, on a ground of the object's colour."""
     left, top, right, bottom = label.ground
-    pen.rectangle((left, top, right - 1, bottom - 1), fill=paint, outline=_darker(paint))
-    pen.text(((left + right) / 2, (top + bottom) / 2), label.text, fill=_ink(paint), font=label.font, anchor="mm")
-
-
-def _ink(paint: Colour) -> Colour:
-    """Black or white, by the contrast ratio of WCAG 2."""
-    linear = [(value / 255 + 0.055) ** 2.4 / 1.055**2.4 if value > 10 else value / 3294.6 for value in paint]
-    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return (0, 0, 0) if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) else (255, 255, 255)
+    pen.rectangle((left, top, right - 1, bottom - 1), fill=paint, outline=darker(paint))
+    pen.text(((left + right) / 2, (top + bottom) / 2), label.text, fill=ink_on(paint), font=label.font, anchor="mm")

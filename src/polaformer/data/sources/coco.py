@@ -13,10 +13,9 @@ from pathlib import Path
 from PIL.Image import Image
 
 from polaformer.data.images import read_file, read_image
-from polaformer.data.randomness import derive
 from polaformer.data.sources.coco_annotations import Annotation as Annotation
 from polaformer.data.sources.coco_file import read_coco
-from polaformer.data.sources.source import Splits
+from polaformer.data.sources.source import Splits, held_out
 from polaformer.errors import DataError, ImageError, printable
 
 ANNOTATIONS = "annotations"  # the folder of the JSON files
@@ -201,9 +200,7 @@ def _annotation_files(root: Path) -> dict[str, list[str]]:
 
 
 def _hold_out(source: CocoSource, share: float) -> DetectionSplits:
-    """Split by the names alone, so that images added later do not move others from one split to the other."""
-    held = [derive("held out", source.name(index)) % 10**6 < share * 10**6 for index in range(len(source))]
-    train, val = (source.subset([index for index, one in enumerate(held) if one is wanted]) for wanted in (False, True))
+    train, val = (source.subset(indices) for indices in held_out(source, share))
     train.repairs += [repair for repair in source.repairs if repair.image is None]
     for purpose, split in (("train", train), ("validate", val)):
         if not len(split):

@@ -12,12 +12,13 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from polaformer.data.detection_images import DetectionReader, normalised
+from polaformer.data.colours import class_colours
+from polaformer.data.detection_images import DetectionReader
 from polaformer.data.detection_transforms import Resize
-from polaformer.data.drawing import class_colours, draw_objects
+from polaformer.data.drawing import draw_objects
 from polaformer.data.masks import rle_from_mask
 from polaformer.data.order import EvaluationOrder
-from polaformer.data.padded_images import pad_images
+from polaformer.data.padded_images import normalised, pad_images
 from polaformer.data.samples import Samples, batches
 from polaformer.data.sources.coco import CocoSource, open_coco, open_coco_split
 from polaformer.errors import SettingsError, printable

@@ -14,9 +14,9 @@ import torch
 from PIL.Image import Image
 
 from polaformer.data.colours import Colour
-from polaformer.data.detection_images import normalised
 from polaformer.data.drawing import draw_classes, index_png
 from polaformer.data.order import EvaluationOrder
+from polaformer.data.padded_images import normalised
 from polaformer.data.samples import Samples, batches
 from polaformer.data.segmentation_images import SegmentationReader
 from polaformer.data.segmentation_transforms import ResizeShorter
@@ -38,6 +38,7 @@ from polaformer.weights.errors import WeightsError
 from polaformer.weights.files import read_metadata, read_state_dict
 
 COLOURS, PREPROCESSING, INFERENCE = "colours", "preprocessing", "inference"  # keys of the metadata
+NO_LABELS = np.empty((0, 0), dtype=np.uint8)  # of images that are only predicted
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class SegmentationPredictor:
     def segment(self, image: Image) -> np.ndarray:
         """The class (H, W) of every pixel of an image, uint8."""
         about, parameter = self.preprocessing, next(self.model.parameters())
-        resized = resize_of(about).resized(image)
+        resized, _ = resize_of(about)(image, NO_LABELS)
         pixels = normalised(resized, about.mean, about.std)[None].to(parameter.device, parameter.dtype)
         found: np.ndarray = classify(self.model.eval(), pixels, (image.height, image.width), self.inference).cpu().numpy()
         return found
