@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image as PIL
 from PIL.Image import Image
 
-from polaformer.data.drawing import draw_classes
+from polaformer.data.class_maps import draw_classes
 from polaformer.data.sources.label_sets import IGNORED
 from polaformer.data.sources.semantic import SemanticSource
 from polaformer.errors import ImageError

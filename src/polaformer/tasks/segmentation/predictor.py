@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from PIL.Image import Image
 
+from polaformer.data.class_maps import draw_classes, index_png
 from polaformer.data.colours import Colour
-from polaformer.data.drawing import draw_classes, index_png
 from polaformer.data.order import EvaluationOrder
 from polaformer.data.padded_images import normalised
 from polaformer.data.samples import Samples, batches
