@@ -63,18 +63,6 @@ class SegmentationJob(DenseJob):
         """Images per batch of an evaluation, in each process."""
         return 1
 
-    def check_processes(self, world: int) -> None:
-        """Raises SettingsError unless `world` processes can share the work, with memory, and images for batch norm."""
-        super().check_processes(world)
-        part = self.recipe.batch_size // (world * self.recipe.accumulation)
-        crop = (self.recipe.crop_size, self.recipe.crop_size)
-        if part == 1 and needs_two_images(self.description, crop) and not shares_statistics():
-            raise SettingsError(
-                f"batch norm cannot train {self.recipe.segmenter} on one image of {crop[0]} pixels at a time, since a map "
-                f"with one cell has no variance, but batch_size {self.recipe.batch_size} gives each of {world} processes one "
-                f"(accumulation {self.recipe.accumulation}); give a larger batch_size or a smaller accumulation"
-            )
-
     def metadata(self) -> dict[str, str]:
         """The metadata of weights files: how to build the segmenter, class names and colours, sizes of the images."""
         return segmenter_metadata(self.predictor(self.model)) | {"recipe": self.recipe.name}
@@ -85,12 +73,18 @@ class SegmentationJob(DenseJob):
         return {"images": counts, "names": {name: digest_of_pairs(source) for name, source in self.parts.items()}}
 
     def memory(self, part: int) -> MemoryEstimate:
-        """The memory to train on `part` crops at once; raises SettingsError if there is less."""
+        """The memory to train on `part` crops at once; raises SettingsError if there is less, or batch norm needs more."""
+        side = -(-self.recipe.crop_size // MULTIPLE) * MULTIPLE
+        if part == 1 and needs_two_images(self.description, (side, side)) and not shares_statistics():
+            raise SettingsError(
+                f"batch norm cannot train {self.recipe.segmenter} on one image of {side} pixels at a time, since a map with "
+                f"one cell has no variance; give a larger batch_size ({self.recipe.batch_size}), a smaller accumulation "
+                f"({self.recipe.accumulation}), or fewer processes"
+            )
 
         def build(native: Grid | None) -> Segmenter:
             return describe(self.recipe, len(self.classes), native).build()
 
-        side = -(-self.recipe.crop_size // MULTIPLE) * MULTIPLE
         return check_fits(build, (side, side), part, self.recipe, forward=training_losses, device=device_name())
 
     def figures(self, predictor: SegmentationPredictor, counts: Mapping[str, SegmentationCounts]) -> dict[str, Figure]:
