@@ -82,7 +82,7 @@ class _Estimating(TorchFunctionMode):
     """Operators that differ on the meta device from real ones.
 
     Softmax attention stores no maps, as with PyTorch's kernels on real devices; with a learnable bias it does there too.
-    Resizing stores nothing; on the meta device alone it would be a thousand small operations.
+    Resizing stores nothing but its result; on the meta device alone it would be a thousand small operations.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -100,9 +100,9 @@ def _fused_attention(
     return out
 
 
-def _resized(image: Tensor, size: Grid | None = None, scale_factor: float = 1.0, **_: Any) -> Tensor:
-    height, width = size or (int(side * scale_factor) for side in image.shape[-2:])
-    return image.mean(dim=(-2, -1), keepdim=True).expand(*image.shape[:2], height, width)
+def _resized(image: Tensor, size: Grid | None = None, scale_factor: float = 1.0, mode: str = "nearest", **_: Any) -> Tensor:
+    grid = [int(side * scale_factor) for side in image.shape[-2:]] if size is None else size
+    return image.mean(dim=(-2, -1), keepdim=True).expand(*image.shape[:2], *grid).clone()
 
 
 def _too_long(build: Callable[[Grid | None], nn.Module], size: Grid) -> str | None:
