@@ -15,6 +15,7 @@ from polaformer.data.segmentation_images import SegmentationBatch
 from polaformer.data.sources.label_sets import IGNORED
 from polaformer.tasks.segmentation.inference import classify
 from polaformer.tasks.segmentation.inference_settings import Inference
+from polaformer.tasks.segmentation.segmenter import Segmenter
 
 
 class ClassResult(NamedTuple):
@@ -59,6 +60,7 @@ class SegmentationCounts:
 
     def add(self, model: nn.Module, batch: SegmentationBatch) -> None:
         """Adds what the model predicts for the images of a batch, each of them alone and in its original pixels."""
+        assert isinstance(model, Segmenter)
         self.bad += batch.bad
         for index, image, size, truth in zip(batch.indices.tolist(), batch.images, batch.sizes, batch.truths, strict=True):
             alone = image[None, :, : size[0], : size[1]]

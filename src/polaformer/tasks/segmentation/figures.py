@@ -26,7 +26,7 @@ MAX_CLASSES = 200  # in the table
 class Labelled(NamedTuple):
     """An image with its true classes."""
 
-    index: int
+    number: int
     image: Image
     truth: np.ndarray
 
@@ -49,11 +49,11 @@ def _predictions(
     results = counts.images
     by_accuracy = sorted(results, key=lambda index: (results[index].accuracy, index))
     worst = list(islice(_readable(source, (one for one in by_accuracy if results[one].accuracy < 1)), NUM_WORST))
-    rest = sorted(results.keys() - {one.index for one in worst})
+    rest = sorted(results.keys() - {one.number for one in worst})
     random.Random(0).shuffle(rest)
     typical = list(islice(_readable(source, rest), NUM_TYPICAL))
     rows = [
-        _row(f"{source.name(one.index)} ({why})", one, predictor)
+        _row(f"{source.name(one.number)} ({why})", one, predictor)
         for why, chosen in (("fewest pixels right", worst), ("drawn at random", typical))
         for one in chosen
     ]
