@@ -68,9 +68,10 @@ class LabelSet:
     def labels(self, stored: np.ndarray) -> np.ndarray:
         """The labels (H, W) int16 of what a mask stores, values (H, W) or colours (H, W, 3) uint8; -1 where it is unknown."""
         if stored.ndim == 2:
-            most = max(255, int(stored.max(initial=0)), *self.values)
-            table = np.full(most + 1, -1, dtype=np.int16)
+            table = np.full(MAX_VALUE + 2, -1, dtype=np.int16)  # the last entry is for all values that are out of range
             table[list(self.values)] = list(self.values.values())
+            if stored.dtype != np.uint8:
+                stored = np.where((stored < 0) | (stored > MAX_VALUE), MAX_VALUE + 1, stored)
             return table[stored]
         keys = dict(sorted((red << 16 | green << 8 | blue, label) for (red, green, blue), label in self.by_colour.items()))
         if not keys:
@@ -158,7 +159,8 @@ class _Lines:
 
     def label_set(self) -> LabelSet:
         if len(self.colours) < 2:
-            raise DataError(f"{self.path} names {len(self.colours)} classes; name at least two: {_FORM}, one per line")
+            number = f"{len(self.colours)} class{'es' * (not self.colours)}"
+            raise DataError(f"{self.path} names {number}; name at least two: {_FORM}, one per line")
         given = {label: colour for label, colour in enumerate(self.colours.values()) if colour is not None}
         colours = tuple(spread_colours(len(self.colours), given))
         return LabelSet(tuple(self.colours), colours, self.values, self.decoded)  # made-up colours are for drawing alone
