@@ -38,7 +38,7 @@ class Check(DynamicCommand):
     inputs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="DATA", help_behavior_hint=REQUIRED)]] = (
         field(default=(), metadata=POSITIONAL)
     )
-    """The data, as for train: a folder, a .tar, an .npz, hfds:FOLDER, or digits."""
+    """The data, as for train: a folder, IMAGES:MASKS, a .tar, an .npz, hfds:FOLDER, or digits."""
     task: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """The task that the data are for; detected if not given."""
     manifest: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None

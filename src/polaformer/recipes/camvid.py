@@ -4,6 +4,7 @@ The data are SegNet's version: 367 training, 101 validation and 233 test images 
 crops of 256 pixels. For the softmax twin override `attention`: --attention softmax.
 """
 
+from polaformer.recipes.small import NARROW_PVT
 from polaformer.tasks.segmentation.recipe import SegmentationRecipe
 
 NANO = SegmentationRecipe(
@@ -12,12 +13,7 @@ NANO = SegmentationRecipe(
     expected="TODO",
     needs_data=True,
     segmenter="semantic-fpn",
-    model="pola_pvt_tiny",
-    dims=(32, 64, 128, 192),
-    depths=(1, 1, 2, 1),
-    num_heads=(1, 2, 4, 6),
-    mlp_ratios=(4.0, 4.0, 4.0, 4.0),
-    drop_path_rate=0.0,
+    **NARROW_PVT,
     fpn_width=64,
     head_width=64,
     crop_size=256,

@@ -19,6 +19,7 @@ GPUs for one to three days.
 from dataclasses import replace
 from typing import Any
 
+from polaformer.recipes.small import NARROW_PVT
 from polaformer.tasks.detection.published import ROWS, SWIN_CASCADE, CocoRow
 from polaformer.tasks.detection.recipe import DetectionRecipe
 
@@ -60,12 +61,7 @@ RETINANET = DetectionRecipe(
     expected="not run as it is; with other options it learns ten images by heart (docs/results.md)",
     needs_data=True,
     detector="retinanet",
-    model="pola_pvt_tiny",
-    dims=(32, 64, 128, 192),
-    depths=(1, 1, 2, 1),
-    num_heads=(1, 2, 4, 6),
-    mlp_ratios=(4.0, 4.0, 4.0, 4.0),
-    drop_path_rate=0.0,
+    **NARROW_PVT,
     fpn_width=64,
     anchor_scale=2.0,
     sizes=(224, 256, 288),

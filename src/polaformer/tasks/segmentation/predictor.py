@@ -37,8 +37,8 @@ from polaformer.tasks.task import Advance, Answers
 from polaformer.weights.errors import WeightsError
 from polaformer.weights.files import read_metadata, read_state_dict
 
-COLOURS, PREPROCESSING, INFERENCE = "colours", "preprocessing", "inference"  # keys of the metadata
 NO_LABELS = np.empty((0, 0), dtype=np.uint8)  # of images that are only predicted
+COLOURS, PREPROCESSING, INFERENCE = "colours", "preprocessing", "inference"  # keys of the metadata
 
 
 @dataclass(frozen=True)
