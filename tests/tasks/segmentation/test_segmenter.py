@@ -3,9 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 
 from polaformer.data.padded_images import pad_images
 from polaformer.errors import SettingsError
+from polaformer.tasks.dense.backbone_weights import load_backbone
 from polaformer.tasks.dense.padding import sizes_of
 from polaformer.tasks.segmentation.segmenter import IGNORED, cross_entropy, logits_of_pixels, training_losses
 from polaformer.training.freezing import frozen_names
@@ -164,6 +166,15 @@ def test_layer_decay_and_weight_decay_spare_heads_and_tables(backbone):
         assert group["weight_decay"] == (0.0 if name in exempt or one.ndim < 2 else 0.1), name
         assert name.startswith("features.") or group["lr_scale"] == 1.0, name
     assert options[id(dict(model.named_parameters())["features.backbone.stages.0.blocks.0.attn.proj.weight"])]["lr_scale"] < 0.5
+
+
+def test_the_backbone_of_a_weights_file_of_a_segmenter_is_loaded(tmp_path):
+    source, model = build("upernet"), describe("semantic-fpn").build()
+    save_file(source.float().state_dict(), tmp_path / "weights.safetensors")
+    loaded = load_backbone(model.backbone, tmp_path / "weights.safetensors")
+    assert set(loaded.left_out) == {"head", "auxiliary"}
+    expected = source.backbone.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in model.backbone.state_dict().items())
 
 
 def test_gradient_checkpointing_keeps_the_losses():
