@@ -148,13 +148,15 @@ def test_only_images_with_masks_look_semantic(tmp_path: Path) -> None:
     assert not any(map(looks_like_semantic, [*others, *(str(tmp_path / one) for one in ("photos", "half", "plain", "boxes"))]))
 
 
-def test_names_of_data_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("data", "wanted"), [("data", "{}/data"), ("gone", "gone"), ("a:b,c/d:e", "{0}/a:{0}/b,{0}/c/d:{0}/e")]
+)
+def test_data_have_the_same_name_from_any_folder(
+    data: str, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
-    here = os.getcwd()
-    assert absolute("data") == f"{here}/data"
-    assert absolute("gone") == "gone"
-    assert absolute("a:b,c/d:e") == f"{here}/a:{here}/b,{here}/c/d:{here}/e"
+    assert absolute(data) == wanted.format(os.getcwd())
 
 
 # Classes

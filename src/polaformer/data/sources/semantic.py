@@ -14,7 +14,8 @@ from PIL.Image import Image
 
 from polaformer.data.images import decode_values, read_file, read_image
 from polaformer.data.sources.label_sets import CLASSES_FILE, LabelSet, find_label_set, pack_colours
-from polaformer.data.sources.semantic_folders import GIVE, Folders, folders_below, holds_images, matched, named_pairs
+from polaformer.data.sources.path_pairs import absolute_name
+from polaformer.data.sources.semantic_folders import GIVE, Folders, folder_pairs, folders_below, holds_images, matched
 from polaformer.data.sources.source import Splits, held_out
 from polaformer.errors import DataError, ImageError, printable
 
@@ -113,7 +114,7 @@ def open_semantic(
     labels; the data must have the same. val_share: the share of images to hold out if there is no validation split, always
     the same; with 0 all images are both.
     """
-    folders = named_pairs(data) or _folders_of(Path(data))
+    folders = folder_pairs(data) or _folders_of(Path(data))
     if "train" not in folders:
         raise DataError(f"{data} has {', '.join(folders)}, and nothing to train on; {GIVE}")
     meaning = _label_set(data, folders, label_set, classes)
@@ -137,7 +138,7 @@ def open_semantic_split(
 
     A single pair of folders is taken whole, whatever the split. The other arguments are those of `open_semantic`.
     """
-    pairs = named_pairs(data)
+    pairs = folder_pairs(data)
     folders = pairs or _folders_of(Path(data))
     is_whole = split in folders and (split != "train" or "val" in folders)  # nothing is held out from it
     if len(pairs) == 1 or is_whole:
@@ -148,7 +149,7 @@ def open_semantic_split(
 def looks_like_semantic(data: str) -> bool:
     """Whether it names images with masks, by the names of folders and files alone; quick, and never raises."""
     try:
-        pairs = named_pairs(data)
+        pairs = folder_pairs(data)
         if pairs:
             return all(one.images.is_dir() and holds_images(one.masks) for one in pairs.values())
         return any(holds_images(one.masks) for one in folders_below(Path(data)).values())
@@ -158,10 +159,7 @@ def looks_like_semantic(data: str) -> bool:
 
 def absolute(data: str) -> str:
     """The name of the same data from any working directory."""
-    pairs = named_pairs(data)
-    if not pairs:
-        return os.path.abspath(data) if os.path.lexists(data) else data
-    return ",".join(f"{os.path.abspath(one.images)}:{os.path.abspath(one.masks)}" for one in pairs.values())
+    return absolute_name(data, folder_pairs(data).values())
 
 
 def digest_of_pairs(source: SemanticSource) -> str:
@@ -192,7 +190,7 @@ def _folders_of(root: Path) -> dict[str, Folders]:
 
 
 def _label_set(data: str, folders: dict[str, Folders], option: str | None, classes: tuple[str, ...] | None) -> LabelSet:
-    root = next(iter(folders.values())).masks.parent if named_pairs(data) else Path(data)
+    root = next(iter(folders.values())).masks.parent if folder_pairs(data) else Path(data)
     found = find_label_set(option, root)
     return found if classes is None or classes == found.classes else found.reordered(classes)
 

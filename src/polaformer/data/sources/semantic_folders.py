@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from polaformer.data.images import EXTENSIONS
 from polaformer.data.sources.folders import images_below
+from polaformer.data.sources.path_pairs import named_pairs
 from polaformer.errors import DataError
 
 SPLITS = {"train": ("training", "train"), "val": ("validation", "val", "valid"), "test": ("test", "testing")}
@@ -27,11 +28,9 @@ class Folders(NamedTuple):
     masks: Path
 
 
-def named_pairs(data: str) -> dict[str, Folders]:
+def folder_pairs(data: str) -> dict[str, Folders]:
     """The folders by split, if the data are named by pairs of them; else none."""
-    found = [_PAIR.fullmatch(one) for one in data.split(",")]
-    pairs = [Folders(Path(pair[1]), Path(pair[2])) for pair in found if pair is not None]
-    return dict(zip(SPLITS, pairs, strict=False)) if len(pairs) == len(found) <= len(SPLITS) else {}
+    return {split: Folders(*pair) for split, pair in named_pairs(data, _PAIR).items()}
 
 
 def folders_below(root: Path) -> dict[str, Folders]:
