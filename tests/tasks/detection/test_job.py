@@ -281,6 +281,16 @@ def test_predict_draws_and_writes_json(run, tmp_path, capsys):
         assert len(one["box"]) == 4
 
 
+def test_predict_does_not_overwrite_its_inputs(run, tmp_path, capsys):
+    image = write_image(tmp_path / "a.png", 3)
+    before = image.read_bytes()
+    code, _, errors = call(["predict", image, "--checkpoint", run, "--out", tmp_path], capsys)
+    assert code == 2
+    assert "would overwrite what is given" in " ".join(errors.split())
+    assert [one.name for one in tmp_path.iterdir()] == ["a.png"]
+    assert image.read_bytes() == before
+
+
 def test_the_report_shows_predictions_and_curves(run):
     page = (run / "report.html").read_text()
     for heading in ("Predictions", "Precision and recall", "Average precision by class"):

@@ -325,6 +325,19 @@ def test_predict_writes_overlay_class_map_and_json(run, scenes, tmp_path, capsys
             assert drawn.width >= answer["width"]
 
 
+def test_predict_does_not_overwrite_its_inputs(run, tmp_path, capsys):
+    image = write_pair(tmp_path / "images", tmp_path / "masks", 200, name="a-classes")
+    write_pair(tmp_path / "images", tmp_path / "masks", 201, name="a")
+    before = image.read_bytes()
+    inputs = [image.with_name("a.png"), image]
+    for given in (inputs, inputs[:1]):
+        code, _, errors = call(["predict", *given, "--checkpoint", run, "--out", tmp_path / "images"], capsys)
+        assert code == 2
+        assert "would overwrite what is given" in " ".join(errors.split())
+    assert len(list((tmp_path / "images").iterdir())) == 2
+    assert image.read_bytes() == before
+
+
 def test_the_report_shows_predictions_and_classes(run):
     page = (run / "report.html").read_text()
     for heading in ("Predictions", "IoU by class", "Confusion of classes"):

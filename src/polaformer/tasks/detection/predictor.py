@@ -92,17 +92,17 @@ class DetectionPredictor:
     def answer(self, inputs: Sequence[str], options: DetectionPrediction, advance: Advance) -> Answers:
         """The objects on image files; with --out also the images with the objects drawn on them, and all of it as JSON."""
         records, rows, unreadable = list[dict[str, Any]](), list[tuple[str, ...]](), list[str]()
-        files = None if options.out is None else DrawnFiles(options.out)
-        for path, image in readable_images(inputs, unreadable, advance):
+        files = None if options.out is None else DrawnFiles(options.out, inputs, (".png",), "detections.json")
+        for index, path, image in readable_images(inputs, unreadable, advance):
             found = _above(self.detect(image), options.min_score)
             record = self._record(path, image, found)
             if files is not None:
-                record["drawn"] = f"{files.free_stem(path, '.png')}.png"
+                record["drawn"] = f"{files.stems[index]}.png"
                 files.save(self._drawn(image, found), record["drawn"])
             records.append(record)
             rows += _rows(record)
         if files is not None:
-            files.write_json("detections.json", {"images": records})
+            files.write_document({"images": records})
         return Answers(records, ("image", "object", "score", "box (x1, y1, x2, y2)"), rows, unreadable)
 
     def _record(self, path: str, image: Image, found: Detections) -> dict[str, Any]:

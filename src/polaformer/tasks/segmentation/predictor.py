@@ -38,6 +38,7 @@ from polaformer.weights.errors import WeightsError
 from polaformer.weights.files import read_metadata, read_state_dict
 
 NO_LABELS = np.empty((0, 0), dtype=np.uint8)  # of images that are only predicted
+DRAWN, CLASS_MAP = ".png", "-classes.png"  # endings of the files of an image
 COLOURS, PREPROCESSING, INFERENCE = "colours", "preprocessing", "inference"  # keys of the metadata
 
 
@@ -85,16 +86,17 @@ class SegmentationPredictor:
     def answer(self, inputs: Sequence[str], options: SegmentationPrediction, advance: Advance) -> Answers:
         """The classes on image files; with --out also the images with the classes drawn on them, class maps, and JSON."""
         records, rows, unreadable = list[dict[str, Any]](), list[tuple[str, ...]](), list[str]()
-        files = None if options.out is None else DrawnFiles(options.out)
-        for path, image in readable_images(inputs, unreadable, advance):
+        endings = (DRAWN, CLASS_MAP)
+        files = None if options.out is None else DrawnFiles(options.out, inputs, endings, "segmentation.json")
+        for index, path, image in readable_images(inputs, unreadable, advance):
             labels = self.segment(image)
             record = self._record(path, labels)
             if files is not None:
-                record |= self._written(files, path, image, labels)
+                record |= self._written(files, files.stems[index], image, labels)
             records.append(record)
             rows += _rows(record, options.min_share)
         if files is not None:
-            files.write_json("segmentation.json", {"classes": self.classes, "images": records})
+            files.write_document({"classes": self.classes, "images": records})
         return Answers(records, ("image", "class", "share", "pixels"), rows, unreadable)
 
     def _record(self, path: str, labels: np.ndarray) -> dict[str, Any]:
@@ -107,12 +109,12 @@ class SegmentationPredictor:
         ]
         return {"image": printable(path), "height": labels.shape[0], "width": labels.shape[1], "classes": found}
 
-    def _written(self, files: DrawnFiles, path: str, image: Image, labels: np.ndarray) -> dict[str, str]:
+    def _written(self, files: DrawnFiles, stem: str, image: Image, labels: np.ndarray) -> dict[str, str]:
         """Writes the drawn image and the class map; returns the names of the files."""
-        stem = files.free_stem(path, ".png", "-classes.png")
-        files.save(draw_classes(image, labels, self.classes, self.colours), f"{stem}.png")
-        files.save(index_png(labels, self.colours), f"{stem}-classes.png")
-        return {"drawn": f"{stem}.png", "class_map": f"{stem}-classes.png"}
+        drawn, class_map = stem + DRAWN, stem + CLASS_MAP
+        files.save(draw_classes(image, labels, self.classes, self.colours), drawn)
+        files.save(index_png(labels, self.colours), class_map)
+        return {"drawn": drawn, "class_map": class_map}
 
     def _open_split(self, options: SegmentationEvaluation, recipe: SegmentationRecipe | None) -> SemanticSource:
         known: dict[str, Any] = {"classes": self.classes}
