@@ -160,6 +160,11 @@ def test_labels_of_values_and_of_colours_are_those_of_a_lookup_one_by_one() -> N
     assert own.by_colour == {RED: 0, GREEN: 1, BLUE: 2}
 
 
+def test_values_out_of_range_are_unknown_even_beside_the_largest_one() -> None:
+    largest = LabelSet(CLASSES, ANIMALS.colours, {65535: 0, 0: 1, 1: 2})
+    assert largest.labels(grid(65535, -2, -1, 65536, 2**40, -(2**40))).tolist() == [[0, -1, -1, -1, -1, -1]]
+
+
 def test_an_empty_mask_has_no_labels() -> None:
     assert ANIMALS.labels(np.empty((0, 4), dtype=np.uint8)).shape == (0, 4)
     assert ANIMALS.labels(np.empty((0, 4, 3), dtype=np.uint8)).shape == (0, 4)

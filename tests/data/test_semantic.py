@@ -71,11 +71,14 @@ def test_every_usual_layout_is_found(layout: str, tmp_path: Path) -> None:
     assert names(open_semantic(pairs, label_set=str(tmp_path / "classes.txt")).val) == ["d.png"]
 
 
-def test_a_test_split_is_found_too_and_one_without_masks_is_none(tmp_path: Path) -> None:
-    root = write_layout(tmp_path, "SegNet's")
-    save(tmp_path / "test" / "e.png", picture())
+@pytest.mark.parametrize(
+    ("layout", "images", "masks"), [("SegNet's", "test", "testannot"), ("ADE20K's", "images/testing", "annotations/testing")]
+)
+def test_a_test_split_is_found_too_and_one_without_masks_is_none(layout: str, images: str, masks: str, tmp_path: Path) -> None:
+    root = write_layout(tmp_path, layout)
+    save(tmp_path / images / "e.png", picture())
     assert list(open_semantic(root).splits) == ["train", "val"]
-    save(tmp_path / "testannot" / "e.png", mask())
+    save(tmp_path / masks / "e.png", mask())
     found = open_semantic(root)
     assert names(found.split("test")) == ["e.png"]
     with pytest.raises(SettingsError, match="there is no split 'dev'"):

@@ -113,18 +113,12 @@ def test_upernet_fuses_the_pooled_top_with_the_finer_maps():
     assert_same(head(given), F.conv2d(fused, head.classifier.conv_seg.weight, head.classifier.conv_seg.bias), inputs)
 
 
-@pytest.mark.parametrize("num_convolutions", [1, 2])
-@pytest.mark.parametrize("index", [2, 3])
-def test_fcn_is_convolutions_on_one_map(index, num_convolutions):
-    head = randomised(FCN(CHANNELS, 5, width=4, num_convolutions=num_convolutions, index=index))
-    given = features()
-    own = given[index].requires_grad_()
-    expected = own
-    for layer in head.convs:
-        expected = by_parts(layer, expected)
-    expected = F.conv2d(expected, head.classifier.conv_seg.weight, head.classifier.conv_seg.bias)
-    assert (len(head.convs), head.stride) == (num_convolutions, (4, 8, 16, 32)[index])
-    assert_same(head(given), expected, [own])
+def test_fcn_is_a_convolution_on_the_third_map():
+    head, given = randomised(FCN(CHANNELS, 5, width=4)), features()
+    own = given[2].requires_grad_()
+    classifier = head.classifier.conv_seg
+    assert head.stride == 16
+    assert_same(head(given), F.conv2d(by_parts(head.convolution, own), classifier.weight, classifier.bias), [own])
 
 
 def test_batch_norm_in_training_is_over_the_batch():

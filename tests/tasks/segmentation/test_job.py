@@ -399,7 +399,7 @@ def test_a_backbone_of_another_family_trains_too(scenes, tmp_path):
         assert torch.isfinite(loss)
 
 
-def test_classes_of_the_data_are_the_classes_of_the_model(tmp_path):
+def test_classes_of_the_data_are_the_classes_of_the_model_and_paths_are_absolute(tmp_path, monkeypatch):
     data = write_scenes(tmp_path / "scenes", 4)
     assert tiny(data).job().classes == NAMES
     with pytest.raises(DataError, match=r"there is no label set 'ade20' .*did you mean 'ade20k'"):
@@ -407,3 +407,10 @@ def test_classes_of_the_data_are_the_classes_of_the_model(tmp_path):
     (tmp_path / "scenes/classes.txt").unlink()
     write_classes(tmp_path, ("a", "b", "c"))
     assert tiny(data, label_set=str(tmp_path / "classes.txt")).job().classes == ("a", "b", "c")
+    monkeypatch.chdir(tmp_path)
+    pairs = "scenes/images/training:scenes/annotations/training"
+    for label_set in ("classes.txt", "camvid", None):
+        values = tiny(pairs, label_set=label_set, checkpoint="a").values_with_absolute_paths()
+        assert values["data"] == ":".join(f"{tmp_path}/{one}" for one in pairs.split(":"))
+        assert values["label_set"] == (f"{tmp_path}/classes.txt" if label_set == "classes.txt" else label_set)
+        assert values["checkpoint"] == f"{tmp_path}/a"

@@ -134,7 +134,6 @@ def test_the_auxiliary_loss_is_weighted():
     assert logits.shape == (1, 5, 4, 4)
     expected = 0.4 * cross_entropy(F.interpolate(logits, size=(64, 64), mode="bilinear", align_corners=False), wanted)
     assert torch.allclose(model(images, None, wanted)["loss_auxiliary"], expected)
-    assert model.auxiliary.index == 2
 
 
 def test_estimates_of_memory_compute_the_losses():

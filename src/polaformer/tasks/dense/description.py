@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from polaformer.backbones.fitting import misfits
 from polaformer.errors import SettingsError, nearest
-from polaformer.tasks.dense.features import strides_of
+from polaformer.tasks.dense.features import STRIDES, strides_of
 from polaformer.weights.errors import Misfits
 
-STRIDES = (4, 8, 16, 32)  # of the stages of the backbone
 MOST_OF_BACKBONE = 65_536  # for every number among its arguments
 MOST_BLOCKS = 1000
 NOT_OF_DESCRIPTION = ("num_classes", "global_pool", "feature_norms", "checkpoint", "features_only", "out_indices", "in_chans")

@@ -12,6 +12,12 @@ from polaformer.errors import SettingsError, nearest
 from polaformer.ops.grid import Grid
 from polaformer.tasks.task import ListedModel
 
+NOTES = (
+    "Parameters in millions, MACs in billions: first everything; then the paper's way of counting, only linear layers,",
+    "convolutions and norms. --attention shows the pola models with other mechanisms; those with parameters per token are",
+    "built for the given size.",
+)
+
 Build = Callable[[str, str, str | None, str], list[ListedModel]]
 
 

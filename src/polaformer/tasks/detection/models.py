@@ -5,7 +5,7 @@ from functools import partial
 
 from torch import Tensor
 
-from polaformer.tasks.dense.listing import list_around_backbones, name_of, options_of_backbone
+from polaformer.tasks.dense.listing import NOTES, list_around_backbones, name_of, options_of_backbone
 from polaformer.tasks.detection.counting import typical_outputs
 from polaformer.tasks.detection.description import DetectorDescription
 from polaformer.tasks.detection.detector import Detector
@@ -14,19 +14,14 @@ from polaformer.tasks.task import ListedModel, ListedModels
 
 SIZE = (800, 1280)
 NUM_CLASSES = 80
-NOTES = (
-    "For one image of 800×1280 pixels and 80 classes. Parameters in millions, MACs in billions: first everything; then the",
-    "paper's way of counting, only linear layers, convolutions and norms. Heads are counted for 1000 regions and 100 masks, as",
-    "mmdetection does. Names are DETECTOR-MODEL; --attention shows the pola models with other mechanisms; those with",
-    "parameters per token are built for this size.",
-)
+HEADS = "For one image of 800×1280 pixels and 80 classes, with 1000 regions and 100 masks, as mmdetection counts."
 
 
 def list_detectors(pattern: str, attention: Sequence[str]) -> ListedModels:
     """The detectors whose names match, such as "mask-rcnn-pola-pvt-tiny"; with mechanisms, the pola ones with each of them."""
     pairs = [(row.detector, row.model) for row in ROWS]
     models = list_around_backbones(pairs, pattern, attention, _listed, '"*", "retinanet-*" or "*-pola-swin-tiny"')
-    return ListedModels("Detectors", {"attention": lambda model: model.about["attention"]}, models, NOTES)
+    return ListedModels("Detectors", {"attention": lambda model: model.about["attention"]}, models, (HEADS, *NOTES))
 
 
 def _listed(detector: str, model: str, stages: str | None, mechanism: str) -> list[ListedModel]:

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 from torch import nn
 
 from polaformer.ops.grid import Grid
-from polaformer.tasks.dense.description import STRIDES, DenseDescription
-from polaformer.tasks.dense.features import Features
+from polaformer.tasks.dense.description import DenseDescription
+from polaformer.tasks.dense.features import STRIDES, Features
 from polaformer.tasks.segmentation.fcn import FCN
 from polaformer.tasks.segmentation.segmenter import IGNORED, Segmenter
 from polaformer.tasks.segmentation.semantic_fpn import SemanticFPN
@@ -61,18 +61,16 @@ class SegmenterDescription(DenseDescription):
     def build(self) -> Segmenter:
         """A new segmenter."""
         features = Features(self.backbone, **self.arguments_of_backbone())
-        options: dict[str, Any] = {"dropout": self.dropout, "strides": features.strides}
-        auxiliary = None
-        head = self._head(features.channels, options)
+        head, auxiliary = self._head(features.channels), None
         if self.has_auxiliary:
-            auxiliary = FCN(features.channels, self.num_classes, width=self.auxiliary_width, **options)
+            auxiliary = FCN(features.channels, self.num_classes, width=self.auxiliary_width, dropout=self.dropout)
         return Segmenter(features, head, auxiliary, AUXILIARY_WEIGHT)
 
-    def _head(self, channels: Sequence[int], options: Mapping[str, Any]) -> nn.Module:
-        width: dict[str, Any] = {} if self.head_width is None else {"width": self.head_width}
+    def _head(self, channels: Sequence[int]) -> nn.Module:
+        options: dict[str, Any] = {"dropout": self.dropout} | ({} if self.head_width is None else {"width": self.head_width})
         if self.segmenter == UPERNET:
-            return UPerNet(channels, self.num_classes, **width, **options)
-        return SemanticFPN(channels, self.num_classes, fpn_width=self.fpn_width, **width, **options)
+            return UPerNet(channels, self.num_classes, **options)
+        return SemanticFPN(channels, self.num_classes, fpn_width=self.fpn_width, **options)
 
 
 def needs_two_images(description: SegmenterDescription, size: Grid | None = None) -> bool:

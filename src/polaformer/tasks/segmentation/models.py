@@ -6,7 +6,7 @@ from functools import partial
 from torch import Tensor
 
 from polaformer.ops.grid import Grid
-from polaformer.tasks.dense.listing import list_around_backbones, name_of, options_of_backbone
+from polaformer.tasks.dense.listing import NOTES, list_around_backbones, name_of, options_of_backbone
 from polaformer.tasks.segmentation.description import SegmenterDescription
 from polaformer.tasks.segmentation.published import ROWS
 from polaformer.tasks.segmentation.segmenter import Segmenter
@@ -14,12 +14,7 @@ from polaformer.tasks.task import ListedModel, ListedModels
 
 SIZES: tuple[Grid, ...] = ((512, 512), (512, 2048))
 NUM_CLASSES = 150
-NOTES = (
-    "For one image of the given size and 150 classes. Parameters in millions, with UPerNet's auxiliary head; MACs in billions,",
-    "without it: first everything; then the paper's way of counting, only linear layers, convolutions and norms. Names are",
-    "SEGMENTER-MODEL; --attention shows the pola models with other mechanisms; those with parameters per token are built for",
-    "the given size.",
-)
+IMAGES = "For one image and 150 classes. Parameters with UPerNet's auxiliary head, MACs without it."
 
 
 def list_segmenters(pattern: str, attention: Sequence[str]) -> ListedModels:
@@ -30,7 +25,7 @@ def list_segmenters(pattern: str, attention: Sequence[str]) -> ListedModels:
         "attention": lambda model: model.about["attention"],
         "size": lambda model: "×".join(map(str, model.about["size"])),
     }
-    return ListedModels("Segmenters", columns, models, NOTES)
+    return ListedModels("Segmenters", columns, models, (IMAGES, *NOTES))
 
 
 def _listed(segmenter: str, model: str, stages: str | None, mechanism: str) -> list[ListedModel]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from polaformer.tasks.dense.recipe import DenseRecipe
 from polaformer.tasks.segmentation.inference_settings import Mode
@@ -100,6 +100,16 @@ class SegmentationRecipe(DenseRecipe):
         from polaformer.data.sources.semantic import absolute
 
         return absolute(data)
+
+    def values_with_absolute_paths(self) -> dict[str, Any]:
+        """The options for JSON, valid from any working directory."""
+        from os.path import abspath, exists
+
+        from polaformer.data.sources.label_sets import BUILT_IN
+
+        is_file = self.label_set is not None and self.label_set not in BUILT_IN and exists(self.label_set)
+        label_set = abspath(self.label_set) if self.label_set is not None and is_file else self.label_set
+        return super().values_with_absolute_paths() | {"label_set": label_set}
 
     def job(self) -> "SegmentationJob":
         """Opens the data and builds the model; loads PyTorch, raises SettingsError or DataError."""

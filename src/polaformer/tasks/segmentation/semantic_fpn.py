@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from polaformer.ops.grid import Grid
+from polaformer.tasks.dense.features import STRIDES
 from polaformer.tasks.dense.fpn import FeaturePyramid
 from polaformer.tasks.dense.padding import inside, upsampled
 from polaformer.tasks.segmentation.layers import ConvolutionNormReLU, PixelClassifier
@@ -24,18 +25,11 @@ class SemanticFPN(nn.Module):
     """
 
     def __init__(
-        self,
-        channels: Sequence[int],
-        num_classes: int,
-        *,
-        fpn_width: int = 256,
-        width: int = 128,
-        dropout: float = 0.1,
-        strides: Sequence[int] = (4, 8, 16, 32),
+        self, channels: Sequence[int], num_classes: int, *, fpn_width: int = 256, width: int = 128, dropout: float = 0.1
     ) -> None:
         super().__init__()
-        self.strides, self.stride = tuple(strides), strides[0]
-        self.pyramid = FeaturePyramid(channels, fpn_width, "none", strides)
+        self.stride = STRIDES[0]
+        self.pyramid = FeaturePyramid(channels, fpn_width, "none", STRIDES)
         self.scale_heads = nn.ModuleList(_branch(fpn_width, width, max(1, level)) for level in range(len(channels)))
         self.classifier = PixelClassifier(width, num_classes, dropout)
 
@@ -54,7 +48,7 @@ class SemanticFPN(nn.Module):
         branch = self.scale_heads[level]
         assert isinstance(branch, nn.ModuleList)
         for step, convolution in enumerate(branch):
-            stride = self.strides[level - step]
+            stride = STRIDES[level - step]
             own = convolution(own, inside(sizes, own, stride))
             if level > 0:
                 own = upsampled(own, 2, grids[level - step - 1], sizes, stride)

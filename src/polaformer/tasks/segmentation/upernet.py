@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polaformer.ops.grid import Grid
+from polaformer.tasks.dense.features import STRIDES
 from polaformer.tasks.dense.padding import cells_of, inside, upsampled
 from polaformer.tasks.segmentation.layers import ConvolutionNormReLU, PixelClassifier
 
@@ -30,17 +31,9 @@ class UPerNet(nn.Module):
         mmsegmentation shrinks it.
     """
 
-    def __init__(
-        self,
-        channels: Sequence[int],
-        num_classes: int,
-        *,
-        width: int = 512,
-        dropout: float = 0.1,
-        strides: Sequence[int] = (4, 8, 16, 32),
-    ) -> None:
+    def __init__(self, channels: Sequence[int], num_classes: int, *, width: int = 512, dropout: float = 0.1) -> None:
         super().__init__()
-        self.strides, self.stride = tuple(strides), strides[0]
+        self.stride = STRIDES[0]
         self.psp_modules = nn.ModuleList(ConvolutionNormReLU(channels[-1], width, 1) for _ in BINS)
         self.bottleneck = ConvolutionNormReLU(channels[-1] + len(BINS) * width, width, 3)
         self.lateral_convs = nn.ModuleList(ConvolutionNormReLU(one, width, 1) for one in channels[:-1])
@@ -54,24 +47,24 @@ class UPerNet(nn.Module):
         sizes: (height, width) of each image in pixels; its logits are then those of the image alone.
         """
         grids = [(one.shape[-2], one.shape[-1]) for one in features]
-        cells = [inside(sizes, one, stride) for one, stride in zip(features, self.strides, strict=True)]
+        cells = [inside(sizes, one, stride) for one, stride in zip(features, STRIDES, strict=True)]
         maps = [lateral(one) for lateral, one in zip(self.lateral_convs, features, strict=False)]
         maps.append(self._pooled_top(features[-1], sizes))
         for fine in range(len(maps) - 2, -1, -1):
-            factor = self.strides[fine + 1] // self.strides[fine]
-            maps[fine] = maps[fine] + upsampled(maps[fine + 1], factor, grids[fine], sizes, self.strides[fine + 1])
+            factor = STRIDES[fine + 1] // STRIDES[fine]
+            maps[fine] = maps[fine] + upsampled(maps[fine + 1], factor, grids[fine], sizes, STRIDES[fine + 1])
         for level, convolution in enumerate(self.fpn_convs):
             maps[level] = convolution(maps[level], cells[level])
         found = [maps[0]] + [
             upsampled(one, stride // self.stride, grids[0], sizes, stride)
-            for one, stride in zip(maps[1:], self.strides[1:], strict=True)
+            for one, stride in zip(maps[1:], STRIDES[1:], strict=True)
         ]
         out: Tensor = self.classifier(self.fpn_bottleneck(torch.cat(found, dim=1), cells[0]))
         return out
 
     def _pooled_top(self, top: Tensor, sizes: Sequence[Grid] | None) -> Tensor:
         """The coarsest map after pyramid pooling, (B, width, h, w)."""
-        stride = self.strides[-1]
+        stride = STRIDES[-1]
         found = [top]
         for bins, convolution in zip(BINS, self.psp_modules, strict=True):
             found.append(spread(convolution(bin_means(top, bins, sizes, stride)), top, sizes, stride))
