@@ -4,7 +4,7 @@ The data are SegNet's version: 367 training, 101 validation and 233 test images 
 crops of 256 pixels. For the softmax twin override `attention`: --attention softmax.
 """
 
-from polaformer.recipes.small import NARROW_PVT
+from polaformer.tasks.segmentation.nano import SEMANTIC_FPN
 from polaformer.tasks.segmentation.recipe import SegmentationRecipe
 
 NANO = SegmentationRecipe(
@@ -12,14 +12,7 @@ NANO = SegmentationRecipe(
     paper="none; a comparison that a CPU can afford",
     expected="TODO",
     needs_data=True,
-    segmenter="semantic-fpn",
-    **NARROW_PVT,
-    fpn_width=64,
-    head_width=64,
-    crop_size=256,
-    base_size=(360, 480),
-    eval_size=360,
-    eval_max_size=480,
+    **SEMANTIC_FPN,
     steps=2000,
     schedule="polynomial",
     poly_power=0.9,

@@ -19,7 +19,7 @@ GPUs for one to three days.
 from dataclasses import replace
 from typing import Any
 
-from polaformer.recipes.small import NARROW_PVT
+from polaformer.tasks.detection import nano
 from polaformer.tasks.detection.published import ROWS, SWIN_CASCADE, CocoRow
 from polaformer.tasks.detection.recipe import DetectionRecipe
 
@@ -54,19 +54,13 @@ def recipe_of(row: CocoRow) -> DetectionRecipe:
     )
 
 
-# For minutes on a CPU: narrow heads, small images, anchors that are small relative to their level.
+# For minutes on a CPU.
 RETINANET = DetectionRecipe(
     name="coco/retinanet-pola-pvt-nano",
     paper="none; a comparison that a CPU can afford",
     expected="not run as it is; with other options it learns ten images by heart (docs/results.md)",
     needs_data=True,
-    detector="retinanet",
-    **NARROW_PVT,
-    fpn_width=64,
-    anchor_scale=2.0,
-    sizes=(224, 256, 288),
-    eval_size=256,
-    max_size=480,
+    **nano.RETINANET,
     epochs=8,
     milestones=(5, 7),
     schedule="multi-step",
@@ -83,15 +77,6 @@ RETINANET = DetectionRecipe(
     num_workers=1,
 )
 
-MASK_RCNN = replace(
-    RETINANET,
-    name="coco/mask-rcnn-pola-pvt-nano",
-    detector="mask-rcnn",
-    anchor_scale=4.0,
-    box_width=256,
-    mask_width=64,
-    num_samples=128,
-    num_proposals=300,
-)
+MASK_RCNN = replace(RETINANET, name="coco/mask-rcnn-pola-pvt-nano", **nano.MASK_RCNN)
 
 RECIPES = (*(recipe_of(row) for row in ROWS), MASK_RCNN, RETINANET)

@@ -1,7 +1,6 @@
 """Settings that recipes for small datasets share."""
 
 from dataclasses import replace
-from typing import Any
 
 from polaformer.tasks.classification.recipe import ClassificationRecipe
 
@@ -19,12 +18,3 @@ LIGHT = ClassificationRecipe(
 )
 # Minutes on a CPU; the learning rates do not follow the batch size.
 SMALL = replace(LIGHT, lr_images=0, crop_pct=1.0, num_workers=1)
-# A narrow PVT: the backbone of detectors and segmenters that a CPU can train.
-NARROW_PVT: dict[str, Any] = {
-    "model": "pola_pvt_tiny",
-    "dims": (32, 64, 128, 192),
-    "depths": (1, 1, 2, 1),
-    "num_heads": (1, 2, 4, 6),
-    "mlp_ratios": (4.0, 4.0, 4.0, 4.0),
-    "drop_path_rate": 0.0,
-}

@@ -9,7 +9,9 @@ import torch
 from polaformer.analysis.counting import count_pass
 from polaformer.attention import facts
 from polaformer.errors import SettingsError
+from polaformer.recipes.camvid import NANO
 from polaformer.tasks.detection.models import list_detectors
+from polaformer.tasks.segmentation.job import describe
 from polaformer.tasks.segmentation.models import list_segmenters
 from polaformer.tasks.segmentation.published import RIVALS, ROWS
 
@@ -21,13 +23,14 @@ def counts(model):
         return count_pass(model.build(), model.forward)
 
 
-def test_the_list_has_the_rows_and_their_softmax_twins_at_both_sizes():
+def test_the_list_has_the_models_of_all_recipes_and_their_softmax_twins():
+    """Those of the paper at both sizes, the small one at its own."""
     models = list_segmenters("*", ()).models
     pola = [f"{row.segmenter}-{row.model}".replace("_", "-") for row in ROWS]
     names = [name.replace("pola", kind) for name in pola for kind in ("pola", "softmax")]
-    assert [(model.name, model.about["size"]) for model in models] == [
-        (name, size) for name in names for size in ([512, 512], [512, 2048])
-    ]
+    both = [(name, size) for name in names for size in ([512, 512], [512, 2048])]
+    nano = [(f"semantic-fpn-{kind}-pvt-nano", [360, 480]) for kind in ("pola", "softmax")]
+    assert [(model.name, model.about["size"]) for model in models] == both + nano
     assert {model.about["attention"] for model in models} == {"pola", "softmax"}
 
 
@@ -39,6 +42,13 @@ def test_parameters_and_multiplications_are_counted(pattern, millions):
     assert small.params == large.params == pytest.approx(millions * 1e6, rel=1e-3)
     assert small.macs > 3e10
     assert 3.98 * small.macs < large.macs < 5 * small.macs  # the maps of softmax grow with the square
+
+
+def test_the_small_model_is_that_of_its_recipe():
+    [model, _] = list_segmenters("*-nano", ()).models
+    with torch.device("meta"):
+        wanted = {name: one.shape for name, one in describe(NANO, 11).build().state_dict().items()}
+        assert {name: one.shape for name, one in model.build().state_dict().items()} == wanted
 
 
 def test_upernet_has_the_published_multiplications():

@@ -1,8 +1,9 @@
-"""What the lists of detectors and of segmenters share: the paper's models, their softmax twins, or other mechanisms."""
+"""What the lists of detectors and of segmenters share: the recipes' models, their softmax twins, or other mechanisms."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from fnmatch import fnmatch
-from typing import Any
+from typing import Any, NamedTuple
 
 from polaformer.attention import facts
 from polaformer.attention import names as mechanism_names
@@ -18,46 +19,66 @@ NOTES = (
     "built for the given size.",
 )
 
-Build = Callable[[str, str, str | None, str], list[ListedModel]]
+COLUMNS: dict[str, Callable[[ListedModel], str]] = {
+    "attention": lambda model: model.about["attention"],
+    "size": lambda model: "×".join(map(str, model.about["size"])),
+}
+
+
+class Row(NamedTuple):
+    """A model to list, around a pola backbone: its name, a recipe that describes it, and the sizes of the images."""
+
+    name: str
+    recipe: Any  # a DenseRecipe
+    num_classes: int
+    sizes: tuple[Grid, ...]
+
+
+Listed = Callable[[Row, Grid], ListedModel]  # the entry of a row at one of its sizes
 
 
 def list_around_backbones(
-    pairs: Iterable[tuple[str, str]], pattern: str, attention: Sequence[str], listed: Build, examples: str
+    rows: Iterable[Row], pattern: str, attention: Sequence[str], listed: Listed, examples: str
 ) -> list[ListedModel]:
     """The models whose names match the pattern; raises SettingsError if there is none.
 
-    pairs: the kind of model and the pola backbone of each row of the paper. attention: mechanisms for the pola backbones;
-    without any, the rows and their softmax twins. listed: the entries of a kind, a backbone, the mechanisms of its stages
-    (None: its own) and their name. examples: patterns for the message.
+    attention: mechanisms for the backbones; without any, the rows and their softmax twins. examples: patterns for the message.
     """
     mechanisms = _mechanisms(attention)
     models: list[ListedModel] = []
-    for kind, model in dict.fromkeys(pairs):
-        if not mechanisms:
-            models += listed(kind, model, None, "pola")
-            models += listed(kind, model.replace("pola_", "softmax_"), None, "softmax")
-        for mechanism in mechanisms:
-            models += listed(kind, model, with_mechanism(mechanism, MODELS[model].config), mechanism)
+    for row in rows:
+        variants = {name: _with_attention(row, name) for name in mechanisms} or {"pola": row, "softmax": _twin(row)}
+        found = [(mechanism, listed(one, size)) for mechanism, one in variants.items() for size in one.sizes]
+        models += [replace(model, about=model.about | {"attention": mechanism}) for mechanism, model in found]
     models = [model for model in models if fnmatch(model.name, pattern)]
     if not models:
         raise SettingsError(f"no model matches {pattern!r}; try {examples}")
     return models
 
 
-def options_of_backbone(stages: str | None, size: Grid) -> dict[str, Any]:
-    """The arguments of `create_model` for these mechanisms (None: the model's own).
+def native_size(row: Row, size: Grid) -> Grid | None:
+    """The size that a backbone is to be built for; None: its own, which suits all sizes.
 
-    With parameters per token they are built for images of that size: they could not run on larger ones than they are built for.
+    With parameters per token it is built for the images: it could not run on larger ones than it is built for.
     """
-    if stages is None:
-        return {}
-    needs_size = any(facts(name).needs_length for name in stages.split(","))
-    return {"attention": stages} | ({"img_size": size} if needs_size else {})
+    stages = () if row.recipe.attention is None else row.recipe.attention.split(",")
+    return size if any(facts(name).needs_length for name in stages) else None
 
 
 def name_of(kind: str, model: str) -> str:
     """The name of a model in a list, such as "mask-rcnn-pola-pvt-tiny"."""
     return f"{kind}-{model.replace('_', '-')}"
+
+
+def _twin(row: Row) -> Row:
+    """The same around softmax attention."""
+    recipe = replace(row.recipe, model=row.recipe.model.replace("pola_", "softmax_"))
+    return row._replace(name=row.name.replace("-pola-", "-softmax-"), recipe=recipe)
+
+
+def _with_attention(row: Row, mechanism: str) -> Row:
+    stages = with_mechanism(mechanism, MODELS[row.recipe.model].config)
+    return row._replace(recipe=replace(row.recipe, attention=stages))
 
 
 def _mechanisms(attention: Sequence[str]) -> tuple[str, ...]:

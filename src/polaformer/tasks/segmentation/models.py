@@ -1,53 +1,50 @@
-"""The models of `polaformer models --task segmentation`: those of all recipes, and their softmax twins, at two sizes."""
+"""The models of `polaformer models --task segmentation`: those of all recipes, and their softmax twins, at their sizes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from torch import Tensor
 
 from polaformer.ops.grid import Grid
-from polaformer.tasks.dense.listing import NOTES, list_around_backbones, name_of, options_of_backbone
-from polaformer.tasks.segmentation.description import SegmenterDescription
+from polaformer.tasks.dense.listing import COLUMNS, NOTES, Row, list_around_backbones, name_of, native_size
+from polaformer.tasks.segmentation import nano
+from polaformer.tasks.segmentation.job import describe
 from polaformer.tasks.segmentation.published import ROWS
+from polaformer.tasks.segmentation.recipe import SegmentationRecipe
 from polaformer.tasks.segmentation.segmenter import Segmenter
 from polaformer.tasks.task import ListedModel, ListedModels
 
 SIZES: tuple[Grid, ...] = ((512, 512), (512, 2048))
 NUM_CLASSES = 150
-IMAGES = "For one image and 150 classes. Parameters with UPerNet's auxiliary head, MACs without it."
+IMAGES = "For one image and 150 classes (those named nano: 11). Parameters with UPerNet's auxiliary head, MACs without it."
 
 
 def list_segmenters(pattern: str, attention: Sequence[str]) -> ListedModels:
     """The segmenters whose names match, such as "upernet-pola-swin-tiny"; with mechanisms, the pola ones with each of them."""
-    pairs = [(row.segmenter, row.model) for row in ROWS]
-    models = list_around_backbones(pairs, pattern, attention, _listed, '"*", "upernet-*" or "*-pola-pvt-tiny"')
-    columns = {
-        "attention": lambda model: model.about["attention"],
-        "size": lambda model: "×".join(map(str, model.about["size"])),
-    }
-    return ListedModels("Segmenters", columns, models, (IMAGES, *NOTES))
+    models = list_around_backbones(_rows(), pattern, attention, _listed, '"*", "upernet-*" or "*-pola-pvt-tiny"')
+    return ListedModels("Segmenters", COLUMNS, models, (IMAGES, *NOTES))
 
 
-def _listed(segmenter: str, model: str, stages: str | None, mechanism: str) -> list[ListedModel]:
-    about = {"segmenter": segmenter, "backbone": model, "attention": mechanism}
-    name = name_of(segmenter, model)
-    return [
-        ListedModel(name, partial(build, segmenter, model, stages, size), partial(forward, size), about | {"size": list(size)})
-        for size in SIZES
-    ]
+def _rows() -> Iterator[Row]:
+    """The models of all recipes."""
+    for row in ROWS:
+        recipe = SegmentationRecipe(segmenter=row.segmenter, model=row.model)
+        yield Row(name_of(row.segmenter, row.model), recipe, NUM_CLASSES, SIZES)
+    recipe = SegmentationRecipe(**nano.SEMANTIC_FPN)
+    assert recipe.eval_size is not None
+    name = name_of(recipe.segmenter, "pola_pvt_nano")
+    yield Row(name, recipe, nano.NUM_CLASSES, ((recipe.eval_size, recipe.eval_max_size),))
 
 
-def build(segmenter: str, model: str, attention: str | None = None, size: Grid = SIZES[0]) -> Segmenter:
-    """The segmenter of the paper's rows for the classes of ADE20K and images of that size, in evaluation mode.
+def _listed(row: Row, size: Grid) -> ListedModel:
+    recipe: SegmentationRecipe = row.recipe
+    description = describe(recipe, row.num_classes, native_size(row, size))
 
-    In training, batch norm would refuse a single image.
-    """
-    options = options_of_backbone(attention, size)
-    return (
-        SegmenterDescription(segmenter=segmenter, backbone=model, num_classes=NUM_CLASSES, backbone_options=options)
-        .build()
-        .eval()
-    )
+    def build() -> Segmenter:  # in training, batch norm would refuse a single image
+        return description.build().eval()
+
+    about = {"segmenter": recipe.segmenter, "backbone": recipe.model, "size": list(size)}
+    return ListedModel(row.name, build, partial(forward, size), about)
 
 
 def forward(size: Grid, model: Segmenter) -> Tensor:
