@@ -19,7 +19,7 @@ from polaformer.errors import SettingsError
 from polaformer.recipes.coco import RECIPES
 from polaformer.tasks.dense import memory_limit
 from polaformer.tasks.dense.trained_model import class_parameters
-from polaformer.tasks.detection.job import describe, largest_size
+from polaformer.tasks.detection.job import DetectionJob, describe, largest_size
 from polaformer.tasks.detection.models import list_detectors
 from polaformer.tasks.detection.predictor import load_predictor
 from polaformer.tasks.detection.published import ROWS
@@ -99,6 +99,8 @@ def test_the_schedules_are_those_of_the_paper(objects):
         ({"model": "pola_pvt_tinny"}, "did you mean 'pola_pvt_tiny'"),
         ({"attention": "polar"}, "polar"),
         ({"attention": "linformer", "sizes": (320,), "max_size": 480}, "linformer has parameters per token"),
+        ({"attention": "linformer", "eval_size": 320, "max_size": 320}, "evaluation on 1 image of 320×320 pixels: linformer"),
+        ({"eval_size": 100_000, "max_size": 100_000}, "evaluation on 1 image of 100000×100000 pixels needs at least"),
         ({"frozen_stages": 5}, "frozen_stages is 5"),
         ({"batch_size": 64, "accumulation": 1}, "batch_size is 64, but there are only 10 training images"),
         (
@@ -121,6 +123,18 @@ def test_more_memory_than_there_is_is_refused_with_an_estimate(objects, monkeypa
     prepare(replace(recipe, accumulation=4, group_size=1))
     with pytest.raises(SettingsError, match=r"2 images of 64×96 pixels: training needs at least \d+\.\d GB"):
         prepare(recipe)
+
+
+def test_the_memory_is_estimated_once_and_before_weights_are_read(objects, monkeypatch):
+    recipe, sizes = tiny(objects, accumulation=1), list[int]()
+    estimate = DetectionJob.memory
+    monkeypatch.setattr(DetectionJob, "memory", lambda job, part: sizes.append(part) or estimate(job, part))
+    job, _ = prepare(recipe)
+    job.needs(4)
+    assert sizes == [4]
+    monkeypatch.setattr(memory_limit, "device_memory", lambda device: 1000)
+    with pytest.raises(SettingsError, match="4 images of 96×96 pixels: training needs at least"):
+        replace(recipe, backbone="there is no such file").job()
 
 
 def test_a_batch_of_tall_and_wide_images_is_a_square():

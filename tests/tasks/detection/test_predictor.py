@@ -11,6 +11,7 @@ from coco_files import IDS, NAMES, annotated, categories, document, entry, write
 from commands import run as call
 from models import randomise
 from polaformer.data.masks import rle_from_mask
+from polaformer.errors import SettingsError
 from polaformer.tasks.dense.trained_model import class_parameters, load_whole
 from polaformer.tasks.detection.counts import DetectionCounts
 from polaformer.tasks.detection.detections import paste_masks
@@ -173,6 +174,22 @@ def test_size_changes_both_limits_of_the_sides(objects, weights, predictor, caps
     code, out, errors = call(command, capsys)
     assert code == 0, errors
     assert half.about.items() <= json.loads(out).items()
+
+
+def test_images_that_do_not_fit_the_memory_or_the_mechanism_are_refused(objects, weights, predictor, tmp_path, capsys):
+    command = ["eval", "--checkpoint", weights, "--data", objects]
+    code, _, errors = call([*command, "--size", "100000"], capsys)
+    assert code == 2
+    wanted = "evaluation on 1 image of 100000×125024 pixels needs at least"
+    assert wanted in " ".join(errors.split())
+    with pytest.raises(SettingsError, match="1000000 images of 96×96 pixels needs at least"):
+        predictor.evaluation(evaluation(objects, batch_size=1_000_000), None)
+    job = tiny(objects, attention="linformer").job()
+    job.predictor(job.model).save(tmp_path / "fixed.safetensors")
+    fixed = load_predictor(tmp_path / "fixed.safetensors")
+    assert count(fixed, evaluation(objects)).images
+    with pytest.raises(SettingsError, match=r"512×640 pixels: linformer has parameters per token.*; give a smaller --size or"):
+        fixed.evaluation(evaluation(objects, size=512), None)
 
 
 # ---- a new training ----

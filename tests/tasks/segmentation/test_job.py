@@ -100,6 +100,15 @@ def test_the_schedules_are_those_of_the_paper():
         ({"model": "pola_deit_tiny"}, "pola_deit_tiny"),
         ({"model": "pola_pvt_tinny"}, "did you mean 'pola_pvt_tiny'"),
         ({"attention": "linformer", "crop_size": 320}, "linformer has parameters per token"),
+        (
+            {"attention": "linformer", "eval_size": 320, "eval_max_size": 320},
+            "evaluation on 1 image of 320×320 pixels: linformer",
+        ),
+        (
+            {"attention": "linformer", "eval_size": None, "eval_max_size": 10**6},
+            "evaluation on 1 image of 8000×8000 pixels: lin",
+        ),
+        ({"eval_size": 100_000, "eval_max_size": 100_000}, "100000×100000 pixels needs at least .*; make eval_size"),
         ({"frozen_stages": 5}, "frozen_stages is 5"),
         ({"batch_size": 64, "accumulation": 1}, "batch_size is 64, but there are only 10 training images"),
     ],
@@ -107,6 +116,11 @@ def test_the_schedules_are_those_of_the_paper():
 def test_settings_that_make_no_sense_are_refused(scenes, changes, message):
     with pytest.raises(SettingsError, match=message):
         prepare(tiny(scenes, **changes))
+
+
+def test_windows_and_images_as_they_are_need_no_more_than_fits(scenes):
+    prepare(tiny(scenes, attention="linformer", eval_size=320, eval_max_size=320, inference="slide", window=64))
+    prepare(tiny(scenes, eval_size=None, eval_max_size=10**6))
 
 
 def test_windows_of_a_recipe_are_as_large_as_its_crops(scenes):
@@ -279,6 +293,8 @@ def test_eval_slides_scales_and_flips(run, capsys):
         (["--mode", "slid"], "slid"),
         (["--scales", "0"], "--scales is (0.0,); give numbers > 0"),
         (["--size", "0"], "--size is 0; give an integer ≥ 1"),
+        (["--size", "100000"], "evaluation on 1 image of 100000×200000 pixels needs at least"),
+        (["--scales", "1", "4000"], "evaluation on 1 image of 192000×384000 pixels needs at least"),
         (["--window", "0"], "--window is 0; give an integer ≥ 1"),
         (["--split", "tset"], "tset"),
     ],

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from math import isfinite
 from typing import Any, ClassVar, Self
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from polaformer.backbones.fitting import misfits
 from polaformer.errors import SettingsError, nearest
+from polaformer.ops.grid import Grid
 from polaformer.tasks.dense.features import STRIDES, strides_of
 from polaformer.weights.errors import Misfits
 
@@ -49,6 +50,12 @@ class DenseDescription:
     def build(self) -> nn.Module:
         """A new model."""
         raise NotImplementedError(f"{type(self).__name__} does not implement build()")
+
+    def build_for(self, native: Grid | None) -> nn.Module:
+        """A new model whose tables are for images of that size; None: as described."""
+        if native is None:
+            return self.build()
+        return replace(self, backbone_options={**self.backbone_options, "img_size": native}).build()
 
     def misfits(self, state: Mapping[str, Tensor]) -> Misfits:
         """What prevents the model from having these parameters; allocates no memory for a model as large as described."""

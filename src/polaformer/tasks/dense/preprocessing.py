@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from polaformer.ops.grid import Grid
+
 
 @dataclass(frozen=True)
 class Preprocessing:
@@ -25,6 +27,15 @@ class Preprocessing:
             return self
         longest = self.max_size if self.size is None else round(self.max_size * size / self.size)
         return replace(self, size=size, max_size=max(longest, size))
+
+    def largest_size(self, *, multiple: int = 1, mixed: bool = False) -> Grid:
+        """The largest (height, width) of a batch whose sides become multiples; mixed: of tall and wide images together.
+
+        For images as they are: of those with the longest sides.
+        """
+        sides = self.max_size if self.size is None or mixed else self.size, self.max_size
+        height, width = (-(-side // multiple) * multiple for side in sides)
+        return height, width
 
     def about(self) -> dict[str, Any]:
         """The sizes for tables and JSON."""

@@ -12,8 +12,8 @@ from polaformer.data.order import Order
 from polaformer.data.sources.coco import CocoSource, digest_of_annotations, open_coco
 from polaformer.errors import SettingsError, raise_all
 from polaformer.ops.grid import Grid
-from polaformer.tasks.dense.job import DenseJob, device_name
-from polaformer.tasks.dense.memory_limit import check_fits
+from polaformer.tasks.dense.job import DenseJob
+from polaformer.tasks.dense.memory_limit import check_fits, device_name
 from polaformer.tasks.dense.preprocessing import Preprocessing
 from polaformer.tasks.detection import figures
 from polaformer.tasks.detection.counting import typical_outputs
@@ -21,7 +21,7 @@ from polaformer.tasks.detection.counts import DetectionCounts
 from polaformer.tasks.detection.description import DetectorDescription
 from polaformer.tasks.detection.detector import Detector
 from polaformer.tasks.detection.objective import DetectionObjective
-from polaformer.tasks.detection.predictor import DetectionPredictor, detector_metadata, resize_of
+from polaformer.tasks.detection.predictor import DetectionPredictor, check_evaluation, detector_metadata, resize_of
 from polaformer.tasks.detection.recipe import OF_REGIONS, DetectionRecipe
 from polaformer.tasks.figures import Figure
 from polaformer.training.memory_estimate import MemoryEstimate
@@ -85,6 +85,11 @@ class DetectionJob(DenseJob):
 
         size = largest_size(self.recipe, mixed=part > self.recipe.group_size)
         return check_fits(build, size, part, self.recipe, forward=forward, device=device_name())
+
+    def check_evaluation(self) -> None:
+        """Raises SettingsError if the detector cannot be evaluated at the size that the recipe names."""
+        advice = "make eval_size, max_size or eval_batch_size smaller"
+        check_evaluation(self.description, self.preprocessing, self.recipe.eval_batch_size, advice=advice)
 
     def figures(self, predictor: DetectionPredictor, counts: Mapping[str, DetectionCounts]) -> dict[str, Figure]:
         """Predictions beside the truth, precision and recall, average precision by class, of the validation images."""

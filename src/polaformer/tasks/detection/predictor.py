@@ -24,8 +24,10 @@ from polaformer.data.sources.coco import CocoSource, open_coco, open_coco_split
 from polaformer.errors import SettingsError, printable
 from polaformer.regular_files import write_atomically, writing
 from polaformer.tasks.dense.answering import DrawnFiles, readable_images
+from polaformer.tasks.dense.memory_limit import check_inference, device_name
 from polaformer.tasks.dense.preprocessing import Preprocessing
 from polaformer.tasks.dense.trained_model import CLASSES, build_trained, save_model
+from polaformer.tasks.detection.counting import typical_outputs
 from polaformer.tasks.detection.counts import DetectionCounts
 from polaformer.tasks.detection.description import DetectorDescription
 from polaformer.tasks.detection.detector import Detections, Detector, paste_masks, rescaled
@@ -74,6 +76,8 @@ class DetectionPredictor:
     def evaluation(self, options: DetectionEvaluation, recipe: DetectionRecipe | None) -> Evaluation:
         """An evaluation on a split, each image in one process; raises DataError, and SettingsError for other classes."""
         about = self.preprocessing.with_size(options.size)
+        advice = "give a smaller --size or --batch-size"
+        check_evaluation(self.description, about, options.batch_size, advice=advice, precision=options.precision)
         source = self._open_split(options, recipe)
         reader = DetectionReader(source, resize_of(about), about.mean, about.std, self.description.has_masks, training=False)
         samples = Samples(reader, seed=0, on_bad=options.on_bad_image, replace=False)
@@ -132,6 +136,19 @@ class DetectionPredictor:
         if self.description.has_masks and not source.has_masks:
             raise SettingsError(f"the {options.split} split has no masks, but the model predicts them; annotate some")
         return source
+
+
+def check_evaluation(
+    description: DetectorDescription, about: Preprocessing, batch: int, *, advice: str, precision: str = "fp32"
+) -> None:
+    """Raises SettingsError if the detector cannot take so many images of that size at once; advice: what to do then."""
+
+    def forward(model: Detector, images: Tensor) -> list[Tensor]:
+        return typical_outputs(model, images, num_regions=1, num_masks=1)  # there may be no more
+
+    size = about.largest_size(multiple=32, mixed=batch > 1)
+    known: dict[str, Any] = {"forward": forward, "precision": precision, "device": device_name()}
+    check_inference(description.build_for, size, batch, advice=advice, **known)
 
 
 def write_results(folder: Path, category_ids: Sequence[int], counts: DetectionCounts) -> None:

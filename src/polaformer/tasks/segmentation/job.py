@@ -12,8 +12,8 @@ from polaformer.data.segmentation_transforms import RandomScaleCrop, Segmentatio
 from polaformer.data.sources.semantic import SemanticSource, digest_of_pairs, open_semantic
 from polaformer.errors import SettingsError, raise_all
 from polaformer.ops.grid import Grid
-from polaformer.tasks.dense.job import DenseJob, device_name, shares_statistics
-from polaformer.tasks.dense.memory_limit import check_fits
+from polaformer.tasks.dense.job import DenseJob, shares_statistics
+from polaformer.tasks.dense.memory_limit import check_fits, device_name
 from polaformer.tasks.dense.preprocessing import Preprocessing
 from polaformer.tasks.figures import Figure
 from polaformer.tasks.segmentation import figures
@@ -21,7 +21,7 @@ from polaformer.tasks.segmentation.counts import SegmentationCounts
 from polaformer.tasks.segmentation.description import SegmenterDescription, needs_two_images
 from polaformer.tasks.segmentation.inference_settings import Inference
 from polaformer.tasks.segmentation.objective import SegmentationObjective
-from polaformer.tasks.segmentation.predictor import SegmentationPredictor, resize_of, segmenter_metadata
+from polaformer.tasks.segmentation.predictor import SegmentationPredictor, check_evaluation, resize_of, segmenter_metadata
 from polaformer.tasks.segmentation.recipe import SegmentationRecipe
 from polaformer.tasks.segmentation.segmenter import Segmenter, training_losses
 from polaformer.training.memory_estimate import MemoryEstimate
@@ -48,9 +48,9 @@ class SegmentationJob(DenseJob):
         self.preprocessing = Preprocessing(recipe.eval_size, recipe.eval_max_size, recipe.mean, recipe.std)
         self.use_order(Order(len(self.data.train), recipe.batch_size, recipe.seed))
         self.notices = []
-        self.model: Segmenter = self.initialised_model()
         window, stride = recipe.window_and_stride
         self.inference = Inference(mode=recipe.inference, window=window, stride=stride)
+        self.model: Segmenter = self.initialised_model()
         self.objective = SegmentationObjective(len(self.classes), self.inference)
 
     def reader(self, split: str, *, training: bool) -> SegmentationReader:
@@ -86,6 +86,11 @@ class SegmentationJob(DenseJob):
             return describe(self.recipe, len(self.classes), native).build()
 
         return check_fits(build, (side, side), part, self.recipe, forward=training_losses, device=device_name())
+
+    def check_evaluation(self) -> None:
+        """Raises SettingsError if the segmenter cannot be evaluated at the size that the recipe names."""
+        advice = "make eval_size and eval_max_size smaller, or give --inference slide"
+        check_evaluation(self.description, self.preprocessing, self.inference, advice=advice)
 
     def figures(self, predictor: SegmentationPredictor, counts: Mapping[str, SegmentationCounts]) -> dict[str, Figure]:
         """Predictions beside the truth, IoU by class and the confusion of classes, of the validation images."""

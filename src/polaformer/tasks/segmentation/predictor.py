@@ -6,15 +6,18 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from math import isqrt
 from os import PathLike
 from typing import Any
 
 import numpy as np
 import torch
 from PIL.Image import Image
+from torch import Tensor
 
 from polaformer.data.class_maps import draw_classes, index_png
 from polaformer.data.colours import Colour
+from polaformer.data.images import MAX_PIXELS
 from polaformer.data.order import EvaluationOrder
 from polaformer.data.padded_images import normalised
 from polaformer.data.samples import Samples, batches
@@ -23,6 +26,7 @@ from polaformer.data.segmentation_transforms import ResizeShorter
 from polaformer.data.sources.semantic import SemanticSource, open_semantic, open_semantic_split
 from polaformer.errors import SettingsError, printable
 from polaformer.tasks.dense.answering import DrawnFiles, readable_images
+from polaformer.tasks.dense.memory_limit import check_inference, check_length, device_name
 from polaformer.tasks.dense.preprocessing import Preprocessing
 from polaformer.tasks.dense.trained_model import CLASSES, build_trained, save_model
 from polaformer.tasks.job import Evaluation
@@ -69,6 +73,8 @@ class SegmentationPredictor:
     def evaluation(self, options: SegmentationEvaluation, recipe: SegmentationRecipe | None) -> Evaluation:
         """An evaluation on a split, each image in one process; raises DataError, and SettingsError for other classes."""
         about, inference = self.preprocessing.with_size(options.size), inference_of(self.inference, options)
+        advice = "give a smaller --size, smaller --scales, or --mode slide"
+        check_evaluation(self.description, about, inference, advice=advice, precision=options.precision)
         source = self._open_split(options, recipe)
         reader = SegmentationReader(source, resize_of(about), about.mean, about.std, training=False)
         samples = Samples(reader, seed=0, on_bad=options.on_bad_image, replace=False)
@@ -140,6 +146,29 @@ def inference_of(stored: Inference, options: SegmentationEvaluation) -> Inferenc
     window = options.window or stored.window
     stride = options.stride or (stored.stride if options.window is None else max(1, 2 * window // 3))
     return replace(stored, mode=mode, window=window, stride=stride, scales=options.scales, flip=options.flip)
+
+
+def check_evaluation(
+    description: SegmenterDescription, about: Preprocessing, inference: Inference, *, advice: str, precision: str = "fp32"
+) -> None:
+    """Raises SettingsError if the segmenter cannot take an image of that size; advice: what to do then.
+
+    What images need that keep their size is not known; they may be as large as can be read.
+    """
+    readable = about if about.size is not None else replace(about, max_size=min(about.max_size, isqrt(MAX_PIXELS)))
+    height, width = (max(1, round(side * max(inference.scales))) for side in readable.largest_size())
+    is_slide, build = inference.mode == "slide", description.build_for
+    seen = (min(height, inference.window), min(width, inference.window)) if is_slide else (height, width)
+
+    def forward(model: Segmenter, image: Tensor) -> tuple[Tensor, Tensor]:
+        logits = model.pixel_logits(image[..., : seen[0], : seen[1]])
+        return logits, logits.new_empty(description.num_classes, height, width)
+
+    if about.size is None:
+        check_length(build, seen, advice=advice)
+    else:
+        known: dict[str, Any] = {"forward": forward, "precision": precision, "device": device_name()}
+        check_inference(build, (height, width), 1, advice=advice, seen=seen, **known)
 
 
 def _told(inference: Inference) -> dict[str, Any]:
