@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all test-numerics test-faults test-oracles lint format bench clean help
+.PHONY: demo test test-all test-numerics test-faults test-oracles test-smp lint format bench clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -28,6 +28,10 @@ test-faults: $(STAMP)  ## training runs killed at every step, every system call 
 test-oracles: $(STAMP)  ## regenerate the rivals' reference tensors with third-party libraries (installed on demand) and compare
 	$(BIN)/python -m pip install --constraint constraints.txt --group oracles
 	ORACLES=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/attention/test_libraries.py
+
+test-smp: $(STAMP)  ## our backbones in segmentation_models_pytorch (installed on demand)
+	$(BIN)/python -m pip install --constraint constraints.txt --group smp
+	SMP=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m smp tests/tasks/segmentation/test_smp.py
 
 lint: $(STAMP)  ## ruff and mypy alone
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -3,7 +3,8 @@
 Usage: python benchmarks/shapes.py DIRECTORY [IMAGES] [SIZE]
 
 DIRECTORY gets COCO's layout (annotations/instances_train.json, images/train and the same for val, a fifth as many) and, for
-semantic segmentation, masks/train and masks/val beside them with classes.txt: 0 is the background, 1 the first class.
+semantic segmentation, masks/train and masks/val beside them with classes.txt: 0 is the background, 1 the first class. Since
+`polaformer check` takes the directory for COCO's, name the other task: polaformer check DIRECTORY --task segmentation.
 """
 
 import json
@@ -83,7 +84,7 @@ def main(directory: str, images: str = "400", size: str = "160") -> None:
     root = Path(directory)
     write(root, "train", int(images), int(size))
     write(root, "val", int(images) // 5, int(size))
-    (root / "classes.txt").write_text("\n".join(["background", *CLASSES]) + "\n")
+    (root / "classes.txt").write_text("".join(f"{value} {name}\n" for value, name in enumerate(("background", *CLASSES))))
 
 
 if __name__ == "__main__":

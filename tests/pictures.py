@@ -3,15 +3,18 @@
 import io
 import random
 import tarfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from polaformer.data.sources.source import DataSplits, Source
+from polaformer.data.order import Key
+from polaformer.data.samples import Samples, batches
+from polaformer.data.sources.source import DataSplits, Images
 from polaformer.errors import DataError
 
 COUNTS = {"cat": 6, "cat-a": 5, "dog": 7}
@@ -55,7 +58,7 @@ def shuffled(files: dict[str, bytes]) -> dict[str, bytes]:
     return dict(random.Random(0).sample(list(files.items()), len(files)))
 
 
-def names(source: Source) -> list[str]:
+def names(source: Images) -> list[str]:
     return [source.name(index) for index in range(len(source))]
 
 
@@ -66,6 +69,12 @@ def listing(root: Path) -> list[tuple[str, bytes]]:
 def contents(data: DataSplits) -> list[tuple[bytes, int]]:
     """What is in both parts, one after the other."""
     return [(part.content(index), part.labels[index]) for part in (data.train, data.val) for index in range(len(part))]
+
+
+def taken(samples: Samples, keys: Iterable[list[Key]], number: int, num_workers: int) -> list[Any]:
+    """The first batches."""
+    with closing(batches(samples, keys, num_workers=num_workers)) as found:
+        return [batch for batch, _ in zip(found, range(number), strict=False)]
 
 
 @contextmanager

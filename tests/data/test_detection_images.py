@@ -1,8 +1,6 @@
 """Annotated images as batches: a function of (seed, epoch, index) for any number of workers, with and without objects."""
 
 import json
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +9,12 @@ import pytest
 import torch
 
 from coco_files import HEIGHT, WIDTH, annotated, crowd, document, entry, write_coco, write_split
+from pictures import taken
 from polaformer.data.detection_images import DetectionBatch, DetectionReader, aspect_groups
 from polaformer.data.detection_transforms import RandomCrop, RandomView, Resize
 from polaformer.data.masks import mask_of, masks_of
 from polaformer.data.order import EvaluationOrder, Key, Order
-from polaformer.data.samples import Samples, batches
+from polaformer.data.samples import Samples
 from polaformer.data.sources.coco import CocoSource, open_coco
 from polaformer.errors import ImageError
 
@@ -140,11 +139,6 @@ def test_truths_are_the_annotations_of_the_file_with_labels_for_categories(tmp_p
 
 
 # Order, workers, files
-
-
-def taken(samples: Samples, keys: Iterator[list[Key]] | EvaluationOrder, number: int, num_workers: int) -> list[DetectionBatch]:
-    with closing(batches(samples, keys, num_workers=num_workers)) as found:
-        return [batch for batch, _ in zip(found, range(number), strict=False)]
 
 
 @pytest.mark.parametrize("training", [True, False])

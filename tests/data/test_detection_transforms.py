@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
-from polaformer.data.detection_transforms import RandomCrop, RandomView, Resize, View, resized_size
+from polaformer.data.detection_transforms import AnnotatedView, RandomCrop, RandomView, Resize
 from polaformer.data.masks import mask_of, rle_from_mask
 from polaformer.data.sources.coco_annotations import Annotation
+from polaformer.data.views import resized_size
 from polaformer.errors import SettingsError
 
 HEIGHT, WIDTH = 48, 64
@@ -37,7 +38,7 @@ def painted(polygons: Sequence[np.ndarray], size: tuple[int, int] = (HEIGHT, WID
     return Image.fromarray(255 * mask_of(tuple(polygons), size))
 
 
-def view_of(view: View, one: Annotation) -> tuple[np.ndarray, Annotation | None]:
+def view_of(view: AnnotatedView, one: Annotation) -> tuple[np.ndarray, Annotation | None]:
     """A painted object in a view: the pixels that are at least half covered, and the moved annotation."""
     image, moved = view(painted(one.segmentation), [one])  # type: ignore[arg-type]
     return np.asarray(image) > 127, moved[0] if moved else None
@@ -84,12 +85,12 @@ def test_law_sides_stay_within_their_limits(height: int, width: int, shorter: in
 
 
 def test_boxes_and_polygons_are_moved_exactly() -> None:
-    view = View((8.0, 4.0, 40.0, 44.0), (80, 48))
+    view = AnnotatedView((8.0, 4.0, 40.0, 44.0), (80, 48))
     _, (found,) = view(painted([]), [object_at(10, 6, 24, 30)])
     assert found.box == (3.0, 4.0, 24.0, 52.0)
     assert np.array_equal(found.segmentation[0], rectangle(3, 4, 24, 52))  # type: ignore[index]
     assert (found.label, found.id, found.area) == (1, 5, 14 * 24 * 3)
-    _, (mirrored,) = View(view.region, view.size, mirrored=True)(painted([]), [object_at(10, 6, 24, 30)])
+    _, (mirrored,) = AnnotatedView(view.region, view.size, mirrored=True)(painted([]), [object_at(10, 6, 24, 30)])
     assert mirrored.box == (24.0, 4.0, 45.0, 52.0)
     assert mirrored.segmentation[0].tolist() == [[45, 4], [24, 4], [24, 52], [45, 52]]  # type: ignore[index]
 
@@ -97,10 +98,11 @@ def test_boxes_and_polygons_are_moved_exactly() -> None:
 def test_an_unchanged_view_changes_nothing() -> None:
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8))
     one = object_at(1.25, 2.5, 33.3, 40.1)
-    same, (moved,) = View(WHOLE, (HEIGHT, WIDTH))(image, [one])
+    same, (moved,) = AnnotatedView(WHOLE, (HEIGHT, WIDTH))(image, [one])
     assert np.array_equal(np.asarray(same), np.asarray(image))
     assert (moved.box, moved.area) == (one.box, one.area)
-    back, _ = View(WHOLE, (HEIGHT, WIDTH), mirrored=True)(View(WHOLE, (HEIGHT, WIDTH), mirrored=True)(image, [])[0], [])
+    mirrored = AnnotatedView(WHOLE, (HEIGHT, WIDTH), mirrored=True)
+    back, _ = mirrored(mirrored(image, [])[0], [])
     assert np.array_equal(np.asarray(back), np.asarray(image))
 
 
@@ -118,7 +120,7 @@ def test_an_unchanged_view_changes_nothing() -> None:
 def test_rasterised_first_or_last_rectangles_on_whole_pixels_are_the_same(
     region: tuple[float, float, float, float], size: tuple[int, int], mirrored: bool
 ) -> None:
-    view = View(region, size, mirrored)
+    view = AnnotatedView(region, size, mirrored)
     for corners in ((10, 6, 24, 30), (0, 0, 64, 48), (12, 20, 20, 40), (2, 2, 38, 46)):
         pixels, moved = view_of(view, object_at(*corners))
         assert moved is not None
@@ -156,13 +158,13 @@ def test_run_lengths_are_moved_as_the_nearest_pixels(mirrored: bool) -> None:
     mask = np.random.default_rng(0).integers(0, 2, (HEIGHT, WIDTH), dtype=np.uint8)
     one = object_at(0, 0, WIDTH, HEIGHT, segmentation=rle_from_mask(mask))
     wanted = mask[4:44, 8:40].repeat(3, axis=0).repeat(2, axis=1)
-    _, (moved,) = View((8.0, 4.0, 40.0, 44.0), (120, 64), mirrored)(painted([]), [one])
+    _, (moved,) = AnnotatedView((8.0, 4.0, 40.0, 44.0), (120, 64), mirrored)(painted([]), [one])
     found = mask_of(moved.segmentation, (120, 64))  # type: ignore[arg-type]
     assert np.array_equal(found[:, ::-1] if mirrored else found, wanted)
 
 
 def test_what_a_crop_cuts_off_is_dropped_and_what_it_cuts_through_is_clipped() -> None:
-    view = View((20.0, 10.0, 40.0, 30.0), (40, 40))
+    view = AnnotatedView((20.0, 10.0, 40.0, 30.0), (40, 40))
     objects = [
         object_at(0, 0, 19, 48),
         object_at(0, 0, 20, 48),  # touches the part
@@ -177,7 +179,7 @@ def test_what_a_crop_cuts_off_is_dropped_and_what_it_cuts_through_is_clipped() -
 
 def test_an_object_without_a_mask_is_moved_too() -> None:
     one = Annotation((10.0, 6.0, 24.0, 30.0), 0, 300.0, False, None, 1)
-    _, (moved,) = View(WHOLE, (96, 128))(painted([]), [one])
+    _, (moved,) = AnnotatedView(WHOLE, (96, 128))(painted([]), [one])
     assert (moved.box, moved.segmentation) == ((20.0, 12.0, 48.0, 60.0), None)
 
 
@@ -186,7 +188,7 @@ def test_an_object_without_a_mask_is_moved_too() -> None:
 
 def test_evaluation_resizes_and_does_nothing_else() -> None:
     view = Resize(800, 1333).view((480, 640))
-    assert view == View((0.0, 0.0, 640.0, 480.0), resized_size((480, 640), 800, 1333))
+    assert view == AnnotatedView((0.0, 0.0, 640.0, 480.0), resized_size((480, 640), 800, 1333))
     image, _ = Resize(20, 100)(painted([]), [])
     assert image.size == (26, 20)
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from polaformer.data.drawing import Label, _ink, _inside, _placed, class_colours, colour_of, draw_objects
+from polaformer.data.colours import class_colours, colour_of, ink_on
+from polaformer.data.drawing import Label, _inside, _placed, draw_objects
 
 
 def plain(width: int = 200, height: int = 120, shade: int = 128) -> Image.Image:
@@ -126,7 +127,7 @@ def test_colours_of_few_classes_differ_and_text_is_legible_on_all() -> None:
     for one, other in combinations(colours[:8], 2):
         assert np.abs(np.subtract(one, other)).sum() > 60
     for colour in colours:
-        light, dark = sorted((luminance(colour), luminance(_ink(colour))), reverse=True)
+        light, dark = sorted((luminance(colour), luminance(ink_on(colour))), reverse=True)
         assert (light + 0.05) / (dark + 0.05) > 4.5
 
 

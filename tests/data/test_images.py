@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polaformer.data.images import EXTENSIONS, FORMATS, MAX_PIXELS, decode, from_array, read_image
+from polaformer.data.images import EXTENSIONS, FORMATS, MAX_PIXELS, decode, decode_values, from_array, read_image
 from polaformer.errors import ImageError, printable
 from polaformer.regular_files import MAX_BYTES
 
@@ -464,3 +464,34 @@ def test_a_path_that_no_system_takes_is_an_error(path: str) -> None:
 def test_a_path_is_shown_in_one_printable_line_whatever_its_bytes() -> None:
     assert printable("photos/größe 1.jpg") == "photos/größe 1.jpg"
     assert printable(os.fsdecode(b"a\nb\r\x1b[31m\xff.jpg")) == "a\\nb\\r\\x1b[31m\\udcff.jpg"
+
+
+# Masks
+
+
+@pytest.mark.parametrize(("bits", "packed"), [(1, "01011000"), (2, "0011011000"), (4, "0000" + "0001" + "1111" + "1000")])
+@pytest.mark.parametrize("color", [0, 3])
+def test_values_of_few_bits_are_not_scaled(bits: int, packed: str, color: int) -> None:
+    values = [int(packed[start : start + bits], 2) for start in range(0, len(packed), bits)]
+    row = int(packed.ljust(-(-len(packed) // 8) * 8, "0"), 2).to_bytes(-(-len(packed) // 8))
+    palette = chunk(b"PLTE", bytes(range(3 * 2**bits))) if color == 3 else b""
+    content = png(len(values), 2, 2 * (b"\0" + row), bits=bits, color=color, more=palette)
+    assert decode_values(content, "mask.png").tolist() == [values, values]
+
+
+def test_values_of_16_bits_are_not_scaled() -> None:
+    values = np.array([[0, 1, 256, 65535]], dtype=np.uint16)
+    for kind in ("PNG", "TIFF", "PPM"):
+        assert decode_values(encoded(Image.fromarray(values), kind), "mask").tolist() == values.tolist()
+
+
+def test_values_are_upright_as_images_are() -> None:
+    values = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned a quarter
+    assert decode_values(encoded(Image.fromarray(values), "PNG", exif=exif), "mask").tolist() == np.rot90(values, -1).tolist()
+
+
+def test_masks_have_the_limits_of_images() -> None:
+    with pytest.raises(ImageError, match="mask has 24×18 pixels, more than the 100 allowed"):
+        decode_values(encoded(picture(), "PNG"), "mask", most_pixels=100)

@@ -204,14 +204,15 @@ def _render(run: RunResult, figure: Figure | None) -> str:
 
 def _confusion(run: RunResult, figure: Confusion) -> str:
     right, samples = int(figure.counts.trace()), int(figure.counts.sum())
-    about = f"{right:,} of {samples:,} {figure.split or _split(run)} {run.terms.sample_noun} are classified correctly."
+    noun = figure.parts or run.terms.sample_noun
+    about = f"{right:,} of {samples:,} {figure.split or _split(run)} {noun} are classified correctly."
     if len(figure.classes) > training_figures.MAX_CLASSES_IN_MATRIX:
         caption = f"The most frequently confused pairs, true class → predicted class. {about}"
     else:
-        caption = f"Rows: true class; columns: predicted class. Off-diagonal entries are errors. {about}"
-    return _figure(
-        training_figures.draw_confusion(figure.counts, figure.classes), f"Confusion matrix of {run.name}. {about}", caption
-    )
+        numbers = f" Numbers: % of the {noun} of the true class, from 1 % on." if figure.parts else ""
+        caption = f"Rows: true class; columns: predicted class. Off-diagonal entries are errors.{numbers} {about}"
+    drawn = training_figures.draw_confusion(figure.counts, figure.classes, in_percent=figure.parts is not None)
+    return _figure(drawn, f"Confusion matrix of {run.name}. {about}", caption)
 
 
 def _predictions(figure: Predictions) -> str:

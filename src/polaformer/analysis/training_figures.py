@@ -60,10 +60,14 @@ def draw_learning_curves(journals: Mapping[str, Journal], metric: Metric) -> byt
         return _png(figure)
 
 
-def draw_confusion(confusion: Tensor, classes: Sequence[str]) -> bytes:
-    """Draws the confusion matrix (K, K), true class by predicted class; for more than 100 classes, the most confused pairs."""
+def draw_confusion(confusion: Tensor, classes: Sequence[str], *, in_percent: bool = False) -> bytes:
+    """Draws the confusion matrix (K, K), true class by predicted class; for more than 100 classes, the most confused pairs.
+
+    in_percent: cells have their share of the true class, from 1 % on, instead of counts.
+    """
     with _drawing():
-        return _png(_matrix(confusion, classes) if len(classes) <= MAX_CLASSES_IN_MATRIX else _pairs(confusion, classes))
+        is_small = len(classes) <= MAX_CLASSES_IN_MATRIX
+        return _png(_matrix(confusion, classes, in_percent) if is_small else _pairs(confusion, classes))
 
 
 def draw_lines(figure: Curves) -> bytes:
@@ -191,7 +195,7 @@ def _unit_of_time(seconds: Sequence[float]) -> tuple[str, int]:
     return ("seconds", 1) if longest < 600 else ("minutes", 60) if longest < 4 * 3600 else ("hours", 3600)
 
 
-def _matrix(confusion: Tensor, classes: Sequence[str]) -> Any:
+def _matrix(confusion: Tensor, classes: Sequence[str], in_percent: bool) -> Any:
     from matplotlib.colors import PowerNorm
 
     num_classes = len(classes)
@@ -207,17 +211,17 @@ def _matrix(confusion: Tensor, classes: Sequence[str]) -> Any:
     axes.set_yticks(ticks, names)
     axes.set(xlabel="predicted class", ylabel="true class")
     if numbered:
-        _number_cells(axes, confusion, share)
+        _number_cells(axes, (100 * share).round() if in_percent else confusion, share)
     bar = figure.colorbar(drawn, ax=axes, shrink=0.8, label="fraction of the true class\n(square-root scale)")
     bar.set_ticks([0, 0.05, 0.25, 0.5, 1], labels=["0", "5 %", "25 %", "50 %", "100 %"])
     bar.minorticks_off()
     return figure
 
 
-def _number_cells(axes: "Axes", confusion: Tensor, share: Tensor) -> None:
-    for row, column in confusion.nonzero().tolist():
+def _number_cells(axes: "Axes", numbers: Tensor, share: Tensor) -> None:
+    for row, column in numbers.nonzero().tolist():
         colour = "white" if share[row, column] > 0.3 else "black"
-        axes.text(column, row, str(int(confusion[row, column])), ha="center", va="center", color=colour, fontsize=8)
+        axes.text(column, row, str(int(numbers[row, column])), ha="center", va="center", color=colour, fontsize=8)
 
 
 def _pairs(confusion: Tensor, classes: Sequence[str]) -> Any:
@@ -235,7 +239,7 @@ def _pairs(confusion: Tensor, classes: Sequence[str]) -> Any:
         return figure
     heights = range(len(pairs))[::-1]
     bars = axes.barh(heights, [count for count, _ in pairs], color=WRONG, height=0.7)
-    axes.bar_label(bars, padding=2)
+    axes.bar_label(bars, fmt="{:,.0f}", padding=2)
     names = [shorten(name, 30) for name in classes]
     axes.set_yticks(heights, [f"{names[index // len(names)]} → {names[index % len(names)]}" for _, index in pairs])
     axes.set_xlabel("number of images (true class → predicted class)")

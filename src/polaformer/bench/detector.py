@@ -15,10 +15,12 @@ from polaformer.ops.grid import Grid
 from polaformer.tasks.detection.description import DetectorDescription
 from polaformer.tasks.detection.detector import Detector, Heads
 from polaformer.tasks.detection.detector_facts import DetectorName
+from polaformer.tasks.detection.stage import RoIStage
 
 Part = Literal["backbone", "detector"]
 PARTS: dict[Part, str] = {"backbone": "its backbone", "detector": "whole"}
-NUM_CLASSES, NUM_OBJECTS, NUM_REGIONS = 80, 8, 1000
+NUM_CLASSES, NUM_OBJECTS = 80, 8
+NUM_REGIONS, NUM_DETECTIONS = 1000, 100  # of an image
 
 
 def benchmark(
@@ -57,23 +59,28 @@ def build(detector: DetectorName, backbone: str, device: str = "cpu") -> dict[st
 
 
 def with_same_regions(model: Detector) -> None:
-    """Makes the model propose the same random regions as all others, after it has computed its own: the heads do equal work.
+    """Makes the model propose and detect the same random boxes as all others, after it has computed its own.
 
-    Proposals of random weights differ by chance, and the mask head costs as much as there are regions of objects.
+    Proposals and detections of random weights differ by chance, and the mask head costs more for more of them.
     """
     proposals = cast(Heads, model.heads).proposals
     if proposals is None:
         return
-    rpn = proposals.rpn
-    compute = rpn.filter_proposals
+    rpn, last = proposals.rpn, [one for one in model.heads.modules() if isinstance(one, RoIStage)][-1]
+    propose, detect = rpn.filter_proposals, last.roi.postprocess_detections
 
     def filter_proposals(boxes: Tensor, objectness: Tensor, sizes: list[Grid], per_level: list[int]) -> Any:
-        compute(boxes, objectness, sizes, per_level)
-        with seeded(1, boxes.device.type):
-            found = [random_boxes(NUM_REGIONS, size).to(boxes) for size in sizes]
+        propose(boxes, objectness, sizes, per_level)
+        found = same_boxes(NUM_REGIONS, sizes, boxes)
         return found, [one.new_ones(len(one)) for one in found]
 
-    rpn.filter_proposals = filter_proposals
+    def postprocess_detections(logits: Tensor, deltas: Tensor, proposals: list[Tensor], sizes: list[Grid]) -> Any:
+        detect(logits, deltas, proposals, sizes)
+        found = same_boxes(NUM_DETECTIONS, sizes, deltas)
+        labels = torch.arange(NUM_DETECTIONS, device=deltas.device) % NUM_CLASSES + 1  # 0 is background
+        return found, [one.new_ones(len(one)) for one in found], [labels] * len(found)
+
+    rpn.filter_proposals, last.roi.postprocess_detections = filter_proposals, postprocess_detections
 
 
 @dataclass(frozen=True)
@@ -115,6 +122,12 @@ class DetectorStep(Step):
     @property
     def _sizes(self) -> list[Grid]:
         return [(self.images.shape[2], self.images.shape[3])] * len(self.images)
+
+
+def same_boxes(number: int, sizes: Sequence[Grid], like: Tensor) -> list[Tensor]:
+    """Random boxes (number, 4) of each image, the same in every call."""
+    with seeded(1, like.device.type):
+        return [random_boxes(number, size).to(like) for size in sizes]
 
 
 def random_boxes(number: int, size: Grid) -> Tensor:

@@ -38,7 +38,7 @@ class Check(DynamicCommand):
     inputs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="DATA", help_behavior_hint=REQUIRED)]] = (
         field(default=(), metadata=POSITIONAL)
     )
-    """The data, as for train: an image folder, .tar, .npz, hfds:FOLDER, digits, COCO data, or a Long Range Arena dataset."""
+    """The data, as for train: an image folder, .tar, .npz, hfds:FOLDER, digits, IMAGES:MASKS, COCO, or Long Range Arena."""
     task: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """The task that the data are for; detected if not given."""
     manifest: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None

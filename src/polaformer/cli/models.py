@@ -1,5 +1,6 @@
 """`polaformer models`: the models of a task with their sizes, next to the paper's numbers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,8 @@ from polaformer.tasks.registry import DEFAULT, find_task
 from polaformer.tasks.task import ListedModel, ListedModels
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from polaformer.analysis.counting import ModelCounts
 
 
@@ -82,14 +85,13 @@ def _record(model: ListedModel, counts: "ModelCounts") -> dict[str, Any]:
 
 
 def _show(listed: ListedModels, counts: "list[ModelCounts]") -> None:
-    table = new_table(listed.title, "model", *listed.columns, "params (M)", "MACs (G)", "paper's way", "printed", "top-1")
-    table.columns[0].no_wrap = True
+    rows: list[tuple[str, ...]] = []
+    starts: list[bool] = []  # whether a section begins with the row
     marks: list[str] = []
     before = ""
     grouped = len({model.name for model in listed.models}) < len(listed.models)
     for model, one in zip(listed.models, counts, strict=True):
-        if grouped and before not in ("", model.name):
-            table.add_section()
+        starts.append(grouped and before not in ("", model.name))
         before, row = model.name, model.printed
         about = [text(model) for text in listed.columns.values()]
         printed = f"{row.params} / {row.flops}" if row else ""
@@ -99,11 +101,24 @@ def _show(listed: ListedModels, counts: "list[ModelCounts]") -> None:
             printed += f" [{len(marks)}]"
         paper = f"{one.paper_params / 1e6:.2f} / {one.paper_macs / 1e9:.2f}"
         numbers = f"{one.params / 1e6:.2f}", f"{one.macs / 1e9:.2f}", paper
-        table.add_row(model.name, *about, *numbers, printed, f"{row.top1:.1f}" if row else "")
-    rows = [model for model in listed.models if model.printed is not None]
+        rows.append((model.name, *about, *numbers, printed, f"{row.top1:.1f}" if row else ""))
+    num_printed = sum(model.printed is not None for model in listed.models)
     summary = (
-        [f"\n{len(rows) - len(marks)} of {len(rows)} printed rows are reproduced to the digit; the exceptions:"]
+        [f"\n{num_printed - len(marks)} of {num_printed} printed rows are reproduced to the digit; the exceptions:"]
         if marks
         else []
     )
-    print_all(table, *listed.notes, *summary, *marks)
+    columns = ("model", *listed.columns, "params (M)", "MACs (G)", "paper's way", "printed", "top-1")
+    print_all(_table(listed.title, columns, rows, starts), *listed.notes, *summary, *marks)
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], starts: Sequence[bool]) -> "Table":
+    """The rows without the columns in which all are empty; starts: whether a section begins with each row."""
+    kept = [index for index in range(len(columns)) if any(row[index] for row in rows)]
+    table = new_table(title, *(columns[index] for index in kept))
+    table.columns[0].no_wrap = True
+    for row, is_start in zip(rows, starts, strict=True):
+        if is_start:
+            table.add_section()
+        table.add_row(*(row[index] for index in kept))
+    return table

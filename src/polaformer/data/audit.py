@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from polaformer.data.sources.source import DataSplits, Images, Source
 from polaformer.errors import DataError, ImageError
@@ -18,6 +18,7 @@ from polaformer.regular_files import read_regular
 
 FORMAT = "polaformer-data-1"
 CHUNK_SIZE = 1024
+Found = TypeVar("Found")
 
 
 class ImageProblem(NamedTuple):
@@ -107,10 +108,15 @@ def write_manifest(path: Path, digests: Mapping[str, str]) -> None:
 
 def inspect_all(source: Images, num_workers: int, advance: Callable[[], object]) -> list[Inspected]:
     """Read every image. advance: called once per image."""
+    return each(lambda index: _inspect(source, index), len(source), num_workers, advance)
+
+
+def each(inspect: Callable[[int], Found], number: int, num_workers: int, advance: Callable[[], object]) -> list[Found]:
+    """What `inspect` finds for each index below `number`, in threads. advance: called once per index."""
     results = []
     with ThreadPoolExecutor(num_workers) as pool:
-        for start in range(0, len(source), CHUNK_SIZE):  # a pool would queue all images at once
-            for one in pool.map(lambda index: _inspect(source, index), range(start, min(start + CHUNK_SIZE, len(source)))):
+        for start in range(0, number, CHUNK_SIZE):  # a pool would queue all images at once
+            for one in pool.map(inspect, range(start, min(start + CHUNK_SIZE, number))):
                 results.append(one)
                 advance()
     return results

@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
-import numpy as np
 import torch
-from PIL.Image import Image
 from torch import Tensor
 
 from polaformer.data.batch import Batch
 from polaformer.data.detection_transforms import DetectionTransform
 from polaformer.data.masks import has_pixels, masks_of, rle_of
-from polaformer.data.padded_images import pad_images
+from polaformer.data.padded_images import normalised, pad_images
 from polaformer.data.sources.coco import CocoSource
 from polaformer.data.sources.coco_annotations import Annotation
 from polaformer.ops.grid import Grid
@@ -110,13 +108,6 @@ class DetectionReader:
         image, size = self.source.image_id(index), self.source.sizes[index]
         found = [_record(one, image, size if self.with_masks else None) for one in annotations]
         return {"image_id": image, "height": size[0], "width": size[1], "annotations": found}
-
-
-def normalised(image: Image, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """The pixels (C, H, W) without mean and with unit deviation; both are per channel, of values between 0 and 1."""
-    channels = np.stack([np.asarray(channel) for channel in image.split()])  # (C, H, W)
-    centre, spread = (255 * torch.tensor(one).view(-1, 1, 1) for one in (mean, std))
-    return torch.from_numpy(channels).float().sub_(centre).div_(spread)
 
 
 def aspect_groups(sizes: Sequence[Grid]) -> list[int]:

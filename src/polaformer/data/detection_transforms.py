@@ -11,10 +11,11 @@ from typing import Protocol
 
 import numpy as np
 from PIL import Image as PIL
-from PIL.Image import Image, Resampling, Transpose
+from PIL.Image import Image, Resampling
 
 from polaformer.data.masks import Segmentation, mask_of, rle_from_mask
-from polaformer.data.sources.coco_annotations import Annotation, Box
+from polaformer.data.sources.coco_annotations import Annotation
+from polaformer.data.views import Box, View, check_prob, check_sides, resized_size, whole_region
 from polaformer.errors import SettingsError
 from polaformer.ops.grid import Grid
 
@@ -30,45 +31,14 @@ class DetectionTransform(Protocol):
         ...
 
 
-def resized_size(size: Grid, shorter: int, longest: float) -> Grid:
-    """The size at which the shorter side is `shorter`, or less if the longer one would exceed `longest`.
-
-    Sides are rounded down, as in torchvision's GeneralizedRCNNTransform, even 799.9999 if `shorter` is 800. They are at least
-    1; torchvision refuses images whose shorter side vanishes.
-    """
-    scale = min(shorter / min(size), longest / max(size))
-    return max(1, int(size[0] * scale)), max(1, int(size[1] * scale))
-
-
 @dataclass(frozen=True)
-class View:
-    """A part of an image, resized, and then perhaps mirrored.
-
-    region: left, top, right, bottom in pixels of the image, not necessarily whole. size: (height, width) of the view.
-    """
-
-    region: Box
-    size: Grid
-    mirrored: bool = False
+class AnnotatedView(View):
+    """A view of an image and of the objects on it."""
 
     def __call__(self, image: Image, annotations: Sequence[Annotation]) -> tuple[Image, list[Annotation]]:
         """The view of the image, and the annotations that can be seen in it."""
         moved = (self._annotation(one, (image.height, image.width)) for one in annotations)
         return self.resized(image, Resampling.BILINEAR), [one for one in moved if one is not None]
-
-    def resized(self, image: Image, resampling: Resampling) -> Image:
-        """The view of an image; where it is smaller than the region, pixels are averaged."""
-        found = image.resize(self.size[::-1], resampling, box=self.region)
-        return found.transpose(Transpose.FLIP_LEFT_RIGHT) if self.mirrored else found
-
-    def points(self, points: np.ndarray) -> np.ndarray:
-        """Points (P, 2) of the image as points of the view."""
-        left, top, right, bottom = self.region
-        height, width = self.size
-        found = (points - (left, top)) * (width / (right - left), height / (bottom - top))
-        if self.mirrored:
-            found[:, 0] = width - found[:, 0]
-        return found
 
     def _annotation(self, one: Annotation, size: Grid) -> Annotation | None:
         """An annotation of an image of that size in the view, or None if its box vanishes; its area is not cropped."""
@@ -98,11 +68,11 @@ class Resize:
     longest: int = 1333
 
     def __post_init__(self) -> None:
-        _check_sides(shorter=(self.shorter,), longest=self.longest)
+        check_sides(shorter=(self.shorter,), longest=self.longest)
 
-    def view(self, size: Grid) -> View:
+    def view(self, size: Grid) -> AnnotatedView:
         """The view of an image of that size."""
-        return View((0.0, 0.0, float(size[1]), float(size[0])), resized_size(size, self.shorter, self.longest))
+        return AnnotatedView(whole_region(size), resized_size(size, self.shorter, self.longest))
 
     def __call__(self, image: Image, annotations: Sequence[Annotation]) -> tuple[Image, list[Annotation]]:
         """The resized image and its annotations."""
@@ -122,10 +92,10 @@ class RandomCrop:
     prob: float = 0.5
 
     def __post_init__(self) -> None:
-        _check_sides(shorter=self.shorter, longest=math.inf)
+        check_sides(shorter=self.shorter, longest=math.inf)
         if not 1 <= self.least <= self.most:
             raise SettingsError(f"the sides of a random crop are {self.least} to {self.most} pixels; give 1 ≤ least ≤ most")
-        _check_prob("the probability of a random crop", self.prob)
+        check_prob("the probability of a random crop", self.prob)
 
     def region(self, size: Grid) -> tuple[Box, Grid]:
         """The part to cut out of an image of that size, in pixels of the image, and its size in the resized image."""
@@ -151,30 +121,17 @@ class RandomView:
     crop: RandomCrop | None = None
 
     def __post_init__(self) -> None:
-        _check_sides(shorter=self.shorter, longest=self.longest)
-        _check_prob("hflip", self.hflip)
+        check_sides(shorter=self.shorter, longest=self.longest)
+        check_prob("hflip", self.hflip)
 
-    def view(self, size: Grid) -> View:
+    def view(self, size: Grid) -> AnnotatedView:
         """A random view of an image of that size."""
         mirrored = random.random() < self.hflip
-        region, part = (0.0, 0.0, float(size[1]), float(size[0])), size
+        region, part = whole_region(size), size
         if self.crop is not None and random.random() < self.crop.prob:
             region, part = self.crop.region(size)
-        return View(region, resized_size(part, random.choice(self.shorter), self.longest), mirrored)
+        return AnnotatedView(region, resized_size(part, random.choice(self.shorter), self.longest), mirrored)
 
     def __call__(self, image: Image, annotations: Sequence[Annotation]) -> tuple[Image, list[Annotation]]:
         """A random view of the image, and the annotations that can be seen in it."""
         return self.view((image.height, image.width))(image, annotations)
-
-
-def _check_sides(*, shorter: tuple[int, ...], longest: float) -> None:
-    if not shorter or min(shorter) < 1 or longest < max(shorter):
-        sides = ", ".join(map(str, shorter)) or "none"
-        raise SettingsError(
-            f"the shorter side is resized to {sides} pixels and the longer to at most {longest}; give 1 ≤ shorter ≤ longest"
-        )
-
-
-def _check_prob(name: str, prob: float) -> None:
-    if not 0 <= prob <= 1:
-        raise SettingsError(f"{name} is {prob}; give a number in [0, 1]")

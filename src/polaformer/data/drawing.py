@@ -6,7 +6,6 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import numpy as np
 from PIL import Image as PIL
@@ -14,12 +13,10 @@ from PIL import ImageDraw, ImageFont
 from PIL.Image import Image
 from torch import Tensor
 
-Colour = tuple[int, int, int]
+from polaformer.data.colours import Colour, colour_of, darker, ink_on
+
 Rectangle = tuple[int, int, int, int]  # left, top, right, bottom; the last two are outside
 
-GOLDEN_ANGLE = 137.50776405  # degrees; multiples of it never come close to each other soon
-LIGHTNESS = (0.70, 0.82, 0.62)  # of successive colours, in Oklch
-CHROMA = 0.18
 OPACITY = 0.4  # of masks
 TEXT_SIZE, MIN_TEXT_SIZE = 0.028, 10  # of √(H·W); in pixels
 LINE_WIDTH = 0.005  # of √(H·W)
@@ -43,7 +40,7 @@ def draw_objects(
     if not np.isfinite(corners).all():
         raise ValueError(f"draw_objects: boxes must be finite; got {corners[~np.isfinite(corners).all(axis=1)][0].tolist()}")
     paints = [(colours or {}).get(name) or colour_of(name) for name in names]
-    width = max(1, round(LINE_WIDTH * _scale(image)))
+    width = max(1, round(LINE_WIDTH * scale_of(image)))
     drawn = image.convert("RGB")
     if masks is not None:
         drawn = _with_masks(drawn, masks, paints, width)
@@ -58,49 +55,20 @@ def draw_objects(
     return drawn
 
 
-def class_colours(classes: Sequence[str]) -> dict[str, Colour]:
-    """A colour for each class by its place in the list: few classes are far apart."""
-    return {name: _colour(index) for index, name in enumerate(classes)}
-
-
-def colour_of(name: str) -> Colour:
-    """A colour that depends on the name alone."""
-    return _colour(crc32(name.encode("utf-8", "backslashreplace")) % 360)
-
-
-def _colour(index: int) -> Colour:
-    """The index-th colour: hues a golden angle apart, in three degrees of lightness (Oklch, clipped to sRGB)."""
-    lightness, hue = LIGHTNESS[index % len(LIGHTNESS)], math.radians(25 + GOLDEN_ANGLE * index)
-    a, b = CHROMA * math.cos(hue), CHROMA * math.sin(hue)
-    cone = np.array(
-        [
-            lightness + 0.3963377774 * a + 0.2158037573 * b,
-            lightness - 0.1055613458 * a - 0.0638541728 * b,
-            lightness - 0.0894841775 * a - 1.2914855480 * b,
-        ]
-    )
-    to_linear = np.array(
-        [
-            [4.0767416621, -3.3077115913, 0.2309699292],
-            [-1.2684380046, 2.6097574011, -0.3413193965],
-            [-0.0041960863, -0.7034186147, 1.7076147010],
-        ]
-    )
-    linear = (to_linear @ cone**3).clip(0, 1)
-    encoded = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
-    red, green, blue = (round(255 * float(value)) for value in encoded)
-    return red, green, blue
-
-
 def _labels(names: Sequence[str], scores: Any, number: int) -> list[str]:
     """The text of each label: the name, and the score in %."""
     lengths = {"boxes": number, "names": len(names)} | ({} if scores is None else {"scores": len(scores)})
     if len(set(lengths.values())) > 1:
         raise ValueError(f"draw_objects: there must be as many of each, but got {lengths}")
-    printable = [" ".join(name.encode("utf-8", "backslashreplace").decode().split()) for name in names]
+    lines = [one_line(name) for name in names]
     if scores is None:
-        return printable
-    return [f"{name} {100 * float(score):.0f} %" for name, score in zip(printable, scores, strict=True)]
+        return lines
+    return [f"{name} {100 * float(score):.0f} %" for name, score in zip(lines, scores, strict=True)]
+
+
+def one_line(name: str) -> str:
+    """A name as one line that can be drawn, whatever is in it."""
+    return " ".join(name.encode("utf-8", "backslashreplace").decode().split())
 
 
 def _with_masks(image: Image, masks: Iterable[Any], paints: Sequence[Colour], width: int) -> Image:
@@ -143,9 +111,14 @@ def _inside(corners: np.ndarray, size: tuple[int, int]) -> Rectangle:
     return left, top, max(min(round(corners[2]), width), left + 1), max(min(round(corners[3]), height), top + 1)
 
 
-def _scale(image: Image) -> float:
+def scale_of(image: Image) -> float:
     """The size of an image in pixels, of which lines and text have a share."""
     return math.sqrt(image.width * image.height)
+
+
+def text_size_on(image: Image) -> int:
+    """The size of text on an image, in pixels."""
+    return max(MIN_TEXT_SIZE, round(TEXT_SIZE * scale_of(image)))
 
 
 def _area(rectangle: Rectangle) -> int:
@@ -156,18 +129,13 @@ def _draw_box(pen: ImageDraw.ImageDraw, box: Rectangle, paint: Colour, width: in
     """A coloured frame with a thin dark line around it, so that it is seen on any ground."""
     left, top, right, bottom = box
     if width > 1:
-        pen.rectangle((left - 1, top - 1, right, bottom), outline=_darker(paint))
+        pen.rectangle((left - 1, top - 1, right, bottom), outline=darker(paint))
     pen.rectangle((left, top, right - 1, bottom - 1), outline=paint, width=_thin(width, min(right - left, bottom - top)))
 
 
 def _thin(width: int, side: int) -> int:
     """The width of a line around an object, narrower if the object is small, so that the object remains visible."""
     return max(1, min(width, side // 16))
-
-
-def _darker(paint: Colour) -> Colour:
-    red, green, blue = (value // 3 for value in paint)
-    return red, green, blue
 
 
 class Label(NamedTuple):
@@ -186,13 +154,13 @@ def _order(scores: Any, by_size: Sequence[int]) -> list[int]:
 
 def _placed(image: Image, texts: Sequence[str], boxes: Sequence[Rectangle], order: Sequence[int]) -> dict[int, Label]:
     """The label of each object, in the given order, each where it covers the least of those before it."""
-    text_size = max(MIN_TEXT_SIZE, round(TEXT_SIZE * _scale(image)))
+    text_size = text_size_on(image)
     padding = max(2, text_size // 5)
     font: Any = ImageFont.load_default(text_size)
     height = min(sum(font.getmetrics()) + padding // 2, image.height)
     found: dict[int, Label] = {}
     for index in order:
-        text = _shortened(texts[index], font, image.width - 2 * padding)
+        text = shortened(texts[index], font, image.width - 2 * padding)
         width = min(math.ceil(font.getlength(text)) + 2 * padding, image.width)
         places = _candidates(boxes[index], width, height, image.size)
         covered = [sum(_overlap(place, other.ground) for other in found.values()) for place in places]
@@ -200,7 +168,7 @@ def _placed(image: Image, texts: Sequence[str], boxes: Sequence[Rectangle], orde
     return found
 
 
-def _shortened(text: str, font: Any, width: int) -> str:
+def shortened(text: str, font: Any, width: int) -> str:
     """The text, its end replaced by … if it is wider than `width` pixels."""
     while len(text) > 2 and font.getlength(text) > width:
         text = f"{text[:-2]}…"
@@ -234,12 +202,5 @@ def _overlap(one: Rectangle, other: Rectangle) -> int:
 def _draw_label(pen: ImageDraw.ImageDraw, label: Label, paint: Colour) -> None:
     """The text in black or white, whichever contrasts more, on a ground of the object's colour."""
     left, top, right, bottom = label.ground
-    pen.rectangle((left, top, right - 1, bottom - 1), fill=paint, outline=_darker(paint))
-    pen.text(((left + right) / 2, (top + bottom) / 2), label.text, fill=_ink(paint), font=label.font, anchor="mm")
-
-
-def _ink(paint: Colour) -> Colour:
-    """Black or white, by the contrast ratio of WCAG 2."""
-    linear = [(value / 255 + 0.055) ** 2.4 / 1.055**2.4 if value > 10 else value / 3294.6 for value in paint]
-    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return (0, 0, 0) if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) else (255, 255, 255)
+    pen.rectangle((left, top, right - 1, bottom - 1), fill=paint, outline=darker(paint))
+    pen.text(((left + right) / 2, (top + bottom) / 2), label.text, fill=ink_on(paint), font=label.font, anchor="mm")

@@ -19,6 +19,7 @@ GPUs for one to three days.
 from dataclasses import replace
 from typing import Any
 
+from polaformer.tasks.detection import nano
 from polaformer.tasks.detection.detector_facts import DETECTORS
 from polaformer.tasks.detection.published import ROWS, CocoRow
 from polaformer.tasks.detection.recipe import DetectionRecipe
@@ -54,24 +55,13 @@ def build_recipe(row: CocoRow) -> DetectionRecipe:
     )
 
 
-# For minutes on a CPU: narrow heads, small images, anchors that are small relative to their level.
+# For minutes on a CPU.
 RETINANET = DetectionRecipe(
     name="coco/retinanet-pola-pvt-nano",
     paper="none; a comparison that a CPU can afford",
     expected="not run as configured; with other options it overfits ten images (docs/results.md)",
     needs_data=True,
-    detector="retinanet",
-    model="pola_pvt_tiny",
-    dims=(32, 64, 128, 192),
-    depths=(1, 1, 2, 1),
-    num_heads=(1, 2, 4, 6),
-    mlp_ratios=(4.0, 4.0, 4.0, 4.0),
-    drop_path_rate=0.0,
-    fpn_width=64,
-    anchor_scale=2.0,
-    sizes=(224, 256, 288),
-    eval_size=256,
-    max_size=480,
+    **nano.RETINANET,
     epochs=8,
     milestones=(5, 7),
     schedule="multi-step",
@@ -88,15 +78,6 @@ RETINANET = DetectionRecipe(
     num_workers=1,
 )
 
-MASK_RCNN = replace(
-    RETINANET,
-    name="coco/mask-rcnn-pola-pvt-nano",
-    detector="mask-rcnn",
-    anchor_scale=4.0,
-    box_width=256,
-    mask_width=64,
-    num_samples=128,
-    num_proposals=300,
-)
+MASK_RCNN = replace(RETINANET, name="coco/mask-rcnn-pola-pvt-nano", **nano.MASK_RCNN)
 
 RECIPES = (*(build_recipe(row) for row in ROWS), MASK_RCNN, RETINANET)

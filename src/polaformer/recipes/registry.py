@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 
 from polaformer.errors import SettingsError, nearest
-from polaformer.recipes import cifar10, coco, digits, imagenet, lra, photos
+from polaformer.recipes import ade20k, camvid, cifar10, coco, digits, imagenet, lra, photos
 from polaformer.tasks.recipe import Recipe
 from polaformer.tasks.registry import tasks
 
-_MODULES = (digits, cifar10, photos, imagenet, coco, lra)
+_MODULES = (digits, cifar10, photos, imagenet, coco, ade20k, camvid, lra)
 OURS: dict[str, Recipe] = {recipe.name: recipe for module in _MODULES for recipe in module.RECIPES}
 
 

@@ -29,11 +29,15 @@ class Rows:
 
 @dataclass(frozen=True)
 class Confusion:
-    """A confusion matrix (K, K): true classes in rows, predicted classes in columns. split: None means validation."""
+    """A confusion matrix (K, K): true classes in rows, predicted classes in columns. split: None means validation.
+
+    parts: what is counted, plural, if these are parts of the samples, such as pixels; cells then have shares in %, not counts.
+    """
 
     counts: Tensor
     classes: tuple[str, ...]
     split: str | None = None
+    parts: str | None = None
 
 
 @dataclass(frozen=True)

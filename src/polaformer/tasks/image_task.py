@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from polaformer.tasks.image_recipe import ImageResume
@@ -11,6 +12,17 @@ from polaformer.tasks.task import Advance, Audit, CheckOptions, EvaluationOption
 def val_share_problems(share: float) -> list[str]:
     """The problem with a --val-share, if any."""
     return [f"--val-share is {share}; give a number in [0, 1)"] * (not 0 <= share < 1)
+
+
+def size_problems(size: int | None) -> list[str]:
+    """The problem with a --size, if any."""
+    return [f"--size is {size}; give an integer ≥ 1"] * (size is not None and size < 1)
+
+
+def directory_problems(option: str, path: Path | None) -> list[str]:
+    """The problem with a directory to write to, if any; it need not exist."""
+    wrong = path is not None and path.exists() and not path.is_dir()
+    return [f"{option} is {path}, which is not a directory; give another name"] * wrong
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from polaformer.errors import DataError, SettingsError, nearest
 from polaformer.tasks.classification.task import CLASSIFICATION
 from polaformer.tasks.detection.task import DETECTION
 from polaformer.tasks.recipe import COMMAND_OPTIONS, Recipe, option_names
+from polaformer.tasks.segmentation.task import SEGMENTATION
 from polaformer.tasks.sequence.task import SEQUENCE
 from polaformer.tasks.task import Task
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "polaformer.tasks"
-OURS: tuple[Task, ...] = (CLASSIFICATION, SEQUENCE, DETECTION)
+OURS: tuple[Task, ...] = (CLASSIFICATION, SEQUENCE, DETECTION, SEGMENTATION)
 DEFAULT = CLASSIFICATION.name  # for weights files and runs that do not name a task
 
 

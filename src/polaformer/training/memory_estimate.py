@@ -1,10 +1,13 @@
-"""The memory that training will need, estimated without running it."""
+"""The memory that training and inference will need, estimated without running them."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from weakref import finalize
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from polaformer.training.settings import Settings
 
@@ -57,3 +60,42 @@ def _saved_for_backward(model: nn.Module, forward: Callable[[nn.Module], Any]) -
         output = forward(model.train())
     alive.append(output)
     return sum(seen.values())
+
+
+def estimate_inference(model: nn.Module, forward: Callable[[nn.Module], Any], precision: str = "fp32") -> int:
+    """The bytes for the weights and for the tensors of one `forward` that are alive at the same time, at most.
+
+    On the meta device, nothing is computed. Temporary buffers within operators come on top.
+    """
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    with torch.inference_mode(), _Alive() as alive:
+        forward(model.eval())
+    return weights + (alive.peak // 2 if precision in ("bf16", "fp16") else alive.peak)
+
+
+class _Alive(TorchDispatchMode):
+    """Counts the bytes of the results of operators as long as they are in use. peak: the most at any time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[int, int] = {}  # by storage
+        self.now = self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {one.untyped_storage()._cdata for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
+        out = func(*args, **(kwargs or {}))
+        for one in tree_leaves(out):
+            if isinstance(one, Tensor) and one.untyped_storage()._cdata not in given:  # a view is not counted
+                self._add(one.untyped_storage())
+        return out
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key not in self.sizes:
+            self.sizes[key] = storage.nbytes()
+            self.now += self.sizes[key]
+            self.peak = max(self.peak, self.now)
+            finalize(storage, self._remove, key)
+
+    def _remove(self, key: int) -> None:
+        self.now -= self.sizes.pop(key)

@@ -29,3 +29,8 @@ def first_host(nodes: str) -> str:
     if not bracket or "," in head:
         return head.split(",")[0]
     return head + re.split(r"[-,\]]", rest)[0]
+
+
+def num_processes(environment: Mapping[str, str]) -> int:
+    """How many processes torchrun or SLURM started; 1 if neither did."""
+    return int((dict(environment) | slurm_variables(environment)).get("WORLD_SIZE", "1"))

@@ -9,8 +9,8 @@ from models import SMALL
 from polaformer import attention
 from polaformer.errors import SettingsError
 from polaformer.tasks.dense.features import Features
-from polaformer.tasks.dense.memory_limit import GB, check_fits, device_memory
-from polaformer.training.memory_estimate import estimate_memory
+from polaformer.tasks.dense.memory_limit import GB, check_fits, check_inference, check_length, device_memory
+from polaformer.training.memory_estimate import estimate_inference, estimate_memory
 from polaformer.training.settings import Settings
 
 
@@ -68,3 +68,46 @@ def test_the_limit_is_the_memory_of_the_device():
     assert device_memory() > GB
     with pytest.raises(SettingsError, match=f"has {device_memory() / GB:.1f} GB"):
         check_fits(builder(mechanism="kernelized", reductions=1), (1600, 1600), 16, Settings())
+
+
+@pytest.mark.parametrize(
+    ("name", "mechanism", "advised"),
+    [
+        ("pola_pvt_tiny", "pola", False),
+        ("softmax_swin_tiny", "softmax", False),
+        ("pola_pvt_tiny", "pola,pola,kernelized,pola", True),
+    ],
+)
+def test_attention_with_linear_memory_is_advised_to_those_that_do_not_have_it(name, mechanism, advised):
+    with pytest.raises(SettingsError) as error:
+        check_fits(builder(name, mechanism), (64, 64), 2, Settings(), limit=1)
+    assert ("attention with linear memory" in str(error.value)) == advised
+
+
+@pytest.mark.parametrize("name", ["pola_pvt_tiny", "softmax_swin_tiny"])
+def test_the_estimate_of_inference_is_what_is_alive_at_the_same_time(name):
+    """About: pola's kernel has other temporary results than the operations that stand for it on the meta device."""
+    build, size = builder(name, name.partition("_")[0]), (96, 160)
+    found = check_inference(build, size, 2, advice="")
+    images = torch.randn(2, 3, *size)
+    real = estimate_inference(build(None), lambda model: model(images)) + images.nbytes
+    assert 0.8 * real < found < 1.2 * real
+    maps = sum(one.nbytes for one in build(None)(images))
+    assert maps + images.nbytes < found
+    assert check_inference(build, size, 2, advice="", precision="bf16") < found
+    assert found < check_fits(build, size, 2, Settings()).total
+
+
+@pytest.mark.parametrize("size", [(64, 64), (20_000, 33_000), (10**9, 10**9)], ids=str)
+def test_inference_on_too_large_images_is_refused_at_once(size):
+    limit = 1000 if size == (64, 64) else int(16 * GB)
+    message = rf"evaluation on 3 images of {size[0]}×{size[1]} pixels needs at least \d+\.\d GB, but cpu has .* GB; shrink it"
+    with pytest.raises(SettingsError, match=message):
+        check_inference(builder(), size, 3, advice="shrink it", limit=limit)
+
+
+def test_inference_on_more_tokens_than_there_are_parameters_is_refused():
+    check_length(builder(mechanism="linformer"), (64, 64), advice="shrink it")
+    with pytest.raises(SettingsError, match=r"evaluation on 1 image of 64×96 pixels: linformer has .* tokens.*; shrink it, or"):
+        check_length(builder(mechanism="linformer"), (64, 96), advice="shrink it")
+    check_length(builder(), (640, 960), advice="")

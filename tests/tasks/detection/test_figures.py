@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from detections import Scene, annotation, counted, scene
-from polaformer.data.drawing import class_colours
+from polaformer.data.colours import class_colours
 from polaformer.errors import ImageError
 from polaformer.tasks.detection.counts import DetectionCounts
 from polaformer.tasks.detection.detections import Detections

@@ -14,11 +14,14 @@ from coco_files import IDS, NAMES, WIDTH, annotated, document, entry, write_coco
 from commands import run as call
 from commands import run_apart
 from faults import Kill
+from polaformer.attention import names as mechanism_names
 from polaformer.errors import SettingsError
 from polaformer.recipes.coco import RECIPES
 from polaformer.tasks.dense import memory_limit
-from polaformer.tasks.detection.job import largest_size
-from polaformer.tasks.detection.predictor import class_parameters, load_predictor
+from polaformer.tasks.dense.trained_model import class_parameters
+from polaformer.tasks.detection.job import DetectionJob, describe, largest_size
+from polaformer.tasks.detection.models import list_detectors
+from polaformer.tasks.detection.predictor import load_predictor
 from polaformer.tasks.detection.published import ROWS
 from polaformer.tasks.detection.recipe import DetectionRecipe
 from polaformer.tasks.running import prepare
@@ -99,6 +102,8 @@ def test_the_schedules_are_those_of_the_paper(objects):
         ({"model": "pola_pvt_tinny"}, "did you mean 'pola_pvt_tiny'"),
         ({"attention": "polar"}, "polar"),
         ({"attention": "linformer", "sizes": (320,), "max_size": 480}, "linformer has parameters per token"),
+        ({"attention": "linformer", "eval_size": 320, "max_size": 320}, "evaluation on 1 image of 320×320 pixels: linformer"),
+        ({"eval_size": 100_000, "max_size": 100_000}, "evaluation on 1 image of 100000×100000 pixels needs at least"),
         ({"frozen_stages": 5}, "frozen_stages is 5"),
         ({"batch_size": 64, "accumulation": 1}, "batch_size is 64, but there are only 10 training images"),
         (
@@ -121,6 +126,18 @@ def test_more_memory_than_there_is_is_refused_with_an_estimate(objects, monkeypa
     prepare(replace(recipe, accumulation=4, group_size=1))
     with pytest.raises(SettingsError, match=r"2 images of 64×96 pixels: training needs at least \d+\.\d GB"):
         prepare(recipe)
+
+
+def test_the_memory_is_estimated_once_and_before_weights_are_read(objects, monkeypatch):
+    recipe, sizes = tiny(objects, accumulation=1), list[int]()
+    estimate = DetectionJob.memory
+    monkeypatch.setattr(DetectionJob, "memory", lambda job, part: sizes.append(part) or estimate(job, part))
+    job, _ = prepare(recipe)
+    job.needs(4)
+    assert sizes == [4]
+    monkeypatch.setattr(memory_limit, "device_memory", lambda device: 1000)
+    with pytest.raises(SettingsError, match="4 images of 96×96 pixels: training needs at least"):
+        replace(recipe, backbone="there is no such file").job()
 
 
 def test_a_batch_of_tall_and_wide_images_is_a_square():
@@ -283,6 +300,16 @@ def test_predict_draws_and_writes_json(run, tmp_path, capsys):
         assert len(one["box"]) == 4
 
 
+def test_predict_does_not_overwrite_its_inputs(run, tmp_path, capsys):
+    image = write_image(tmp_path / "a.png", 3)
+    before = image.read_bytes()
+    code, _, errors = call(["predict", image, "--checkpoint", run, "--out", tmp_path], capsys)
+    assert code == 2
+    assert "would overwrite what is given" in " ".join(errors.split())
+    assert [one.name for one in tmp_path.iterdir()] == ["a.png"]
+    assert image.read_bytes() == before
+
+
 def test_the_report_shows_predictions_and_curves(run):
     page = (run / "report.html").read_text()
     for heading in ("Predictions", "Precision and recall", "Average precision by class"):
@@ -316,15 +343,52 @@ def test_help_dry_run_check_and_models(objects, capsys):
     assert json.loads(out)["parts"]["train"]["images"] == 10
 
 
+def test_the_list_has_the_models_of_all_recipes_and_their_softmax_twins():
+    sizes = {model.name: model.about["size"] for model in list_detectors("*", ()).models}
+    names = {recipe.name.removeprefix("coco/").removesuffix("-1x").removesuffix("-3x") for recipe in RECIPES}
+    assert set(sizes) == names | {name.replace("-pola-", "-softmax-") for name in names}
+    assert all(size == ([256, 480] if name.endswith("nano") else [800, 1280]) for name, size in sizes.items())
+
+
+@pytest.mark.parametrize(
+    "recipe", [one for one in RECIPES if "nano" in one.name or "cascade" in one.name], ids=lambda one: one.name
+)
+def test_a_listed_model_is_that_of_its_recipe(recipe):
+    name = recipe.name.removeprefix("coco/").removesuffix("-3x")
+    [model] = list_detectors(name, ()).models
+    with torch.device("meta"):
+        wanted = {name: one.shape for name, one in describe(recipe, 80).build().state_dict().items()}
+        assert {name: one.shape for name, one in model.build().state_dict().items()} == wanted
+
+
+def test_every_mechanism_runs_in_a_listed_detector():
+    models = list_detectors("retinanet-pola-pvt-nano", ("all",)).models
+    assert {model.about["attention"] for model in models} == set(mechanism_names())
+    with torch.device("meta"), torch.inference_mode():
+        assert all(model.forward(model.build())[0].is_meta for model in models)
+
+
+def test_mechanisms_and_sizes_are_shown_and_no_column_is_empty(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "150")
+    command = ["models", "*-pola-pvt-nano", "--task", "detection", "--attention", "linformer"]
+    code, out, errors = call(command, capsys)
+    assert code == 0, errors
+    [header] = [line for line in out.splitlines() if "model" in line and "params" in line]
+    assert not {"printed", "top-1"} & set(header.split())
+    rows = [line.split() for line in out.splitlines() if line.startswith("│")]
+    assert [(row[1], row[3], row[5]) for row in rows] == [
+        (f"{detector}-pola-pvt-nano", "linformer", "256×480") for detector in ("retinanet", "mask-rcnn")
+    ]
+
+
 @pytest.mark.long
-def test_models_are_those_of_all_rows_and_their_softmax_twins(capsys):
+def test_the_models_of_all_rows_are_counted(capsys):
     code, out, _ = call(["models", "--task", "detection", "--json"], capsys)
     assert code == 0
     found = {one["name"]: one for one in json.loads(out)["models"]}
-    assert set(found) == {
-        f"{row.detector}-{kind}-{row.model.partition('_')[2].replace('_', '-')}" for row in ROWS for kind in ("pola", "softmax")
-    }
-    assert all(one["params"] > 2e7 and one["macs"] > 1e11 for one in found.values())
+    large = [one for name, one in found.items() if not name.endswith("nano")]
+    assert len(large) == 2 * len({(row.detector, row.model) for row in ROWS})
+    assert all(one["params"] > 2e7 and one["macs"] > 1e11 for one in large)
 
 
 def test_one_process_and_two_evaluate_alike(run, tmp_path):

@@ -11,9 +11,11 @@ from coco_files import IDS, NAMES, annotated, categories, document, entry, write
 from commands import run as call
 from models import randomise
 from polaformer.data.masks import rle_from_mask
+from polaformer.errors import SettingsError
+from polaformer.tasks.dense.trained_model import class_parameters, load_whole
 from polaformer.tasks.detection.counts import DetectionCounts
 from polaformer.tasks.detection.detections import paste_masks
-from polaformer.tasks.detection.predictor import DetectionPredictor, class_parameters, load_detector, load_predictor
+from polaformer.tasks.detection.predictor import DetectionPredictor, load_predictor
 from polaformer.tasks.detection.recipe import DetectionRecipe
 from polaformer.tasks.detection.task import DetectionEvaluation, DetectionPrediction
 
@@ -174,6 +176,22 @@ def test_size_changes_both_limits_of_the_sides(objects, weights, predictor, caps
     assert half.about.items() <= json.loads(out).items()
 
 
+def test_images_that_do_not_fit_the_memory_or_the_mechanism_are_refused(objects, weights, predictor, tmp_path, capsys):
+    command = ["eval", "--checkpoint", weights, "--data", objects]
+    code, _, errors = call([*command, "--size", "100000"], capsys)
+    assert code == 2
+    wanted = "evaluation on 1 image of 100000×125024 pixels needs at least"
+    assert wanted in " ".join(errors.split())
+    with pytest.raises(SettingsError, match="1000000 images of 96×96 pixels needs at least"):
+        predictor.evaluation(evaluation(objects, batch_size=1_000_000), None)
+    job = tiny(objects, attention="linformer").job()
+    job.predictor(job.model).save(tmp_path / "fixed.safetensors")
+    fixed = load_predictor(tmp_path / "fixed.safetensors")
+    assert count(fixed, evaluation(objects)).images
+    with pytest.raises(SettingsError, match=r"512×640 pixels: linformer has parameters per token.*; give a smaller --size or"):
+        fixed.evaluation(evaluation(objects, size=512), None)
+
+
 # ---- a new training ----
 
 
@@ -188,7 +206,7 @@ def test_heads_start_anew_unless_the_class_names_are_those_of_the_checkpoint(wei
     initial = {name: one.clone() for name, one in model.state_dict().items()}
     own = class_parameters(description)
     assert all(not torch.equal(initial[name], trained[name]) for name in own)
-    assert load_detector(model, description, classes, weights) == (own if is_reset else [])
+    assert load_whole(model, description, classes, weights) == (own if is_reset else [])
     for name, one in model.state_dict().items():
         assert torch.equal(one, initial[name] if is_reset and name in own else trained[name])
 

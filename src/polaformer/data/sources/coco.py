@@ -13,10 +13,10 @@ from pathlib import Path
 from PIL.Image import Image
 
 from polaformer.data.images import read_file, read_image
-from polaformer.data.randomness import derive
 from polaformer.data.sources.coco_annotations import Annotation as Annotation
 from polaformer.data.sources.coco_file import read_coco
-from polaformer.data.sources.source import Splits
+from polaformer.data.sources.path_pairs import absolute_name, named_pairs
+from polaformer.data.sources.source import Splits, held_out
 from polaformer.errors import DataError, ImageError, printable
 
 ANNOTATIONS = "annotations"  # the folder of the JSON files
@@ -148,10 +148,7 @@ def looks_like_coco(data: str) -> bool:
 
 def absolute(data: str) -> str:
     """The name of the same data from any working directory."""
-    pairs = _pairs(data)
-    if not pairs:
-        return os.path.abspath(data) if os.path.lexists(data) else data
-    return ",".join(f"{os.path.abspath(file)}:{os.path.abspath(folder)}" for file, folder in pairs.values())
+    return absolute_name(data, _pairs(data).values())
 
 
 def digest_of_annotations(source: CocoSource) -> str:
@@ -162,9 +159,7 @@ def digest_of_annotations(source: CocoSource) -> str:
 
 def _pairs(data: str) -> dict[str, tuple[Path, Path]]:
     """Annotation file and image folder by split, if the data are named by pairs of them; else none."""
-    found = [_PAIR.fullmatch(one) for one in data.split(",")]
-    pairs = [(Path(pair[1]), Path(pair[2])) for pair in found if pair is not None]
-    return dict(zip(("train", "val", "test"), pairs, strict=False)) if len(pairs) == len(found) <= 3 else {}
+    return named_pairs(data, _PAIR)
 
 
 def _files_of_folder(root: Path, *, for_training: bool = True) -> dict[str, tuple[Path, Path]]:
@@ -201,9 +196,7 @@ def _annotation_files(root: Path) -> dict[str, list[str]]:
 
 
 def _hold_out(source: CocoSource, share: float) -> DetectionSplits:
-    """Split by the names alone, so that images added later do not move others from one split to the other."""
-    held = [derive("held out", source.name(index)) % 10**6 < share * 10**6 for index in range(len(source))]
-    train, val = (source.subset([index for index, one in enumerate(held) if one is wanted]) for wanted in (False, True))
+    train, val = (source.subset(indices) for indices in held_out(source, share))
     train.repairs += [repair for repair in source.repairs if repair.image is None]
     for purpose, split in (("train", train), ("validate", val)):
         if not len(split):

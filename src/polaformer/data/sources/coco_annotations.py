@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from polaformer.data.masks import Rle, Segmentation
-
-Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels
+from polaformer.data.views import Box
 
 
 @dataclass(frozen=True, slots=True)

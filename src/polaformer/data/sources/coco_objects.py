@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from polaformer.data.masks import Polygons, Rle, Segmentation, compressed, mask_of, run_lengths
-from polaformer.data.sources.coco_annotations import Annotation, Box
+from polaformer.data.sources.coco_annotations import Annotation
+from polaformer.data.views import Box
 from polaformer.ops.grid import Grid
 
 # COCO's own boxes, rounded to two decimals, leave images by up to a hundredth of a pixel, and are evaluated so.

@@ -3,9 +3,8 @@
 import os
 from pathlib import Path
 
-from polaformer.data.randomness import derive
 from polaformer.data.sources import archives, arrays, digits, folders, hugging_face
-from polaformer.data.sources.source import DataSplits, Source, Subset
+from polaformer.data.sources.source import DataSplits, Source, Subset, held_out
 from polaformer.errors import DataError
 
 DIGITS = "digits"
@@ -67,9 +66,7 @@ def absolute(spec: str) -> str:
 
 
 def _hold_out(source: Source, share: float) -> DataSplits:
-    """Splits by the names alone, so that images added later do not move others from one split to the other."""
-    is_val = [derive("held out", source.name(index)) % 10**6 < share * 10**6 for index in range(len(source))]
-    train, val = (Subset(source, [index for index, held in enumerate(is_val) if held is wanted]) for wanted in (False, True))
+    train, val = (Subset(source, indices) for indices in held_out(source, share))
     return DataSplits(train, val)
 
 

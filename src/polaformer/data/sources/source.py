@@ -6,6 +6,7 @@ from typing import Generic, Protocol, TypeVar
 
 from PIL.Image import Image
 
+from polaformer.data.randomness import derive
 from polaformer.errors import SettingsError
 
 
@@ -89,6 +90,16 @@ class Subset:
     def content(self, index: int) -> bytes:
         """The bytes of the image as stored."""
         return self.source.content(self.indices[index])
+
+
+def held_out(source: Images, share: float) -> tuple[list[int], list[int]]:
+    """The indices to train on, and those of the share to validate on.
+
+    They depend on the names alone, so that images added later do not move others from one split to the other.
+    """
+    is_held = [derive("held out", source.name(index)) % 10**6 < share * 10**6 for index in range(len(source))]
+    train, val = ([index for index, held in enumerate(is_held) if held is wanted] for wanted in (False, True))
+    return train, val
 
 
 def digest_of_names(source: Source) -> str:

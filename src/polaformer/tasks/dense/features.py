@@ -16,6 +16,8 @@ from polaformer.backbones.pyramid import Pyramid
 from polaformer.backbones.registry import MODELS, check_name
 from polaformer.errors import SettingsError
 
+STRIDES = (4, 8, 16, 32)  # of the stages of the published pyramids
+
 
 class Features(nn.Module):
     """Maps images and their pixel mask to one feature map per stage, from `first_stage` on.

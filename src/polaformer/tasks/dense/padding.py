@@ -8,6 +8,7 @@ Images are padded on the right and below, so the cells of an image are at the to
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polaformer.ops.grid import Grid
@@ -47,6 +48,30 @@ def extended(maps: Tensor, sizes: Sequence[Grid] | None, stride: int) -> Tensor:
         )
         found.append(own[:, rows][:, :, columns])
     return torch.stack(found)
+
+
+def cells_of(sizes: Sequence[Grid], like: Tensor, stride: int) -> list[Grid]:
+    """The (rows, columns) of the cells of `like` (B, C, h, w) that contain pixels of each image."""
+    height, width = like.shape[-2:]
+    return [(min(rows, height), min(columns, width)) for rows, columns in (_cells(size, stride) for size in sizes)]
+
+
+def sizes_of(mask: Tensor | None) -> list[Grid] | None:
+    """The (height, width) of each image from the mask (B, H, W) of its pixels; None if all images fill the batch."""
+    if mask is None or mask.is_meta or bool(mask.all()):
+        return None
+    found = zip(mask.any(dim=2).sum(dim=1).tolist(), mask.any(dim=1).sum(dim=1).tolist(), strict=True)
+    return [(int(height), int(width)) for height, width in found]
+
+
+def upsampled(maps: Tensor, factor: int, grid: Grid, sizes: Sequence[Grid] | None, stride: int) -> Tensor:
+    """The maps (B, C, h, w) with this stride, bilinearly upsampled (align_corners False) and cropped to `grid`.
+
+    Each cell becomes exactly factor × factor cells, also where the finer grid is not a multiple. The border cells of an image
+    continue outside of it, as they do for the image alone.
+    """
+    wide = F.interpolate(extended(maps, sizes, stride), scale_factor=float(factor), mode="bilinear", align_corners=False)
+    return wide[..., : grid[0], : grid[1]]
 
 
 def _cells(size: Grid, stride: int) -> Grid:

@@ -4,12 +4,12 @@
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor, nn
 
 from polaformer.ops.grid import Grid
-from polaformer.tasks.dense.features import within
+from polaformer.tasks.dense.model import DenseModel
 from polaformer.tasks.detection.detections import Detections, paste_masks, rescaled
 from polaformer.tasks.detection.proposals import ProposalNetwork, Targets
 
@@ -34,14 +34,14 @@ class Heads(Protocol):
         ...
 
 
-class Detector(nn.Module):
+class Detector(DenseModel):
     """Called as `detector(images, mask, sizes, targets=None)`. The convolutions and linear layers run in the precision of
     autocast; boxes, scores and losses are in float32, for float64 weights in float64.
     """
 
     def __init__(self, features: nn.Module, pyramid: nn.Module, heads: nn.Module) -> None:
-        super().__init__()
-        self.features, self.pyramid, self.heads = features, pyramid, heads
+        super().__init__(features)
+        self.pyramid, self.heads = pyramid, heads
 
     def forward(
         self, images: Tensor, mask: Tensor | None, sizes: Sequence[Grid], targets: Targets | None = None
@@ -61,20 +61,3 @@ class Detector(nn.Module):
         """The levels of the pyramid, fine to coarse; sizes: of the images, None if they fill the batch."""
         found: list[Tensor] = self.pyramid(self.features(images, mask), sizes)
         return found
-
-    @property
-    def backbone(self) -> nn.Module:
-        """The backbone, for its weights."""
-        return self.features.get_submodule("backbone")
-
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """The backbone's groups, for frozen stages and layer-wise learning rates; the pyramid and the heads come last."""
-        return within("features", self.features.group_matcher(coarse))  # type: ignore[operator]
-
-    def no_weight_decay(self) -> set[str]:
-        """The backbone's tables of positions."""
-        return {f"features.{name}" for name in self.features.no_weight_decay()}  # type: ignore[operator]
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Keeps only the inputs of the backbone's blocks for backward: less memory, more time."""
-        self.features.set_grad_checkpointing(enable)  # type: ignore[operator]

@@ -13,7 +13,8 @@ import numpy as np
 from PIL import Image as PIL
 from PIL.Image import Image
 
-from polaformer.data.drawing import class_colours, draw_objects
+from polaformer.data.colours import class_colours
+from polaformer.data.drawing import draw_objects
 from polaformer.data.masks import mask_of
 from polaformer.data.sources.coco import CocoSource
 from polaformer.errors import ImageError

@@ -1,8 +1,6 @@
 """A detection recipe with its data, model and objective, ready for the training loop."""
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,29 +9,27 @@ from torch import Tensor
 from polaformer.data.detection_images import DetectionBatch, DetectionReader, aspect_groups
 from polaformer.data.detection_transforms import DetectionTransform, RandomCrop, RandomView
 from polaformer.data.order import Order
-from polaformer.data.randomness import derive, reseed
 from polaformer.data.sources.coco import CocoSource, digest_of_annotations, open_coco
 from polaformer.errors import SettingsError, raise_all
 from polaformer.ops.grid import Grid
-from polaformer.tasks.dense.backbone_weights import load_backbone
-from polaformer.tasks.dense.memory_limit import check_fits
+from polaformer.tasks.dense.job import DenseJob
+from polaformer.tasks.dense.memory_limit import check_fits, device_name
+from polaformer.tasks.dense.preprocessing import DensePreprocessing
 from polaformer.tasks.detection import figures
 from polaformer.tasks.detection.counts import DetectionCounts
 from polaformer.tasks.detection.description import DetectorDescription
 from polaformer.tasks.detection.detector import Detector
 from polaformer.tasks.detection.detector_facts import OF_REGIONS
 from polaformer.tasks.detection.objective import DetectionObjective
-from polaformer.tasks.detection.predictor import DetectionPredictor, DetectionPreprocessing, detector_metadata, load_detector
+from polaformer.tasks.detection.predictor import DetectionPredictor, check_evaluation, detector_metadata, resize_of
 from polaformer.tasks.detection.recipe import DetectionRecipe
 from polaformer.tasks.detection.typical_outputs import typical_outputs
 from polaformer.tasks.figures import Figure
-from polaformer.tasks.map_style import MapStyleJob
 from polaformer.training.memory_estimate import MemoryEstimate
 from polaformer.training.optim import check_settings, check_trainable
-from polaformer.training.run import weights_file
 
 
-class DetectionJob(MapStyleJob):
+class DetectionJob(DenseJob):
     """A detection recipe with its data opened and its model built; raises SettingsError or DataError."""
 
     batch_class = DetectionBatch
@@ -46,30 +42,25 @@ class DetectionJob(MapStyleJob):
         raise_all(recipe.problems(), [lambda: check_settings(recipe), lambda: _check_model(recipe)])
         assert recipe.data is not None
         self.data = open_coco(recipe.data, val_share=recipe.val_share)
-        self.parts, classes = self.data.splits, self.data.classes
+        self.parts, self.classes = self.data.splits, self.data.classes
         self.on_bad, self.max_bad_share = recipe.on_bad_image, recipe.max_bad_share
-        self.description = describe(recipe, len(classes))
+        self.description = describe(recipe, len(self.classes))
         _check_masks(self.parts, self.description)
-        self.preprocessing = DetectionPreprocessing(recipe.eval_size, recipe.max_size, recipe.mean, recipe.std)
+        self.preprocessing = DensePreprocessing(recipe.eval_size, recipe.max_size, recipe.mean, recipe.std)
         groups = aspect_groups(self.data.train.sizes)
         order = Order(len(self.data.train), recipe.batch_size, recipe.seed, groups=groups, group_size=recipe.group_size)
         self.use_order(order)
         self.notices = [f"{name}: {count} × {what}" for name, one in self.parts.items() for what, count in one.repaired.items()]
-        self.model = self._initialised_model()
-        self.objective = DetectionObjective(len(classes), self.description.has_masks)
+        self.model: Detector = self.initialised_model()
+        self.objective = DetectionObjective(len(self.classes), self.description.has_masks)
 
     def reader(self, split: str, *, training: bool) -> DetectionReader:
         """Reads the images of a split, at random scales for training."""
         recipe, with_masks = self.recipe, self.description.has_masks
-        transform: DetectionTransform = self.preprocessing.resize()
+        transform: DetectionTransform = resize_of(self.preprocessing)
         if training:
             transform = RandomView(recipe.sizes, recipe.max_size, recipe.hflip, RandomCrop() if recipe.crop else None)
         return DetectionReader(self.parts[split], transform, recipe.mean, recipe.std, with_masks, training)
-
-    def check_processes(self, world: int) -> None:
-        """Raises SettingsError unless `world` processes can share the work, and each has the memory for its part."""
-        super().check_processes(world)
-        self.memory(self.recipe.batch_size // (world * self.recipe.accumulation))
 
     def evaluation_batch_size(self, world: int) -> int:
         """Images per batch of an evaluation, in each process."""
@@ -85,28 +76,22 @@ class DetectionJob(MapStyleJob):
         counts = {name: len(source) for name, source in self.parts.items()}
         return {"images": counts, "names": {name: digest_of_annotations(source) for name, source in self.parts.items()}}
 
-    def needs(self, part: int) -> dict[str, Any]:
-        """Images, objects, classes and memory of a training run, and what is repaired or skipped."""
-        memory = self.memory(part)
-        return {
-            **{f"{name}_images": len(source) for name, source in self.parts.items()},
-            **({"notices": "; ".join(self.notices)} if self.notices else {}),
-            "classes": len(self.data.classes),
-            **memory.as_record(),
-        }
-
     def memory(self, part: int) -> MemoryEstimate:
         """The memory to train on `part` images of the largest size at once; raises SettingsError if there is less."""
 
         def build(native: Grid | None) -> Detector:
-            return describe(self.recipe, len(self.data.classes), native).build()
+            return describe(self.recipe, len(self.classes), native).build()
 
         def forward(model: Detector, images: Tensor) -> list[Tensor]:
             return typical_outputs(model, images, num_regions=part * self.recipe.num_samples, training=True)
 
-        device = "cuda" if torch.cuda.is_available() else "cpu"
         size = largest_size(self.recipe, mixed=part > self.recipe.group_size)
-        return check_fits(build, size, part, self.recipe, forward=forward, device=device)
+        return check_fits(build, size, part, self.recipe, forward=forward, device=device_name())
+
+    def check_evaluation(self) -> None:
+        """Raises SettingsError if the detector cannot be evaluated at the size that the recipe names."""
+        advice = "make eval_size, max_size or eval_batch_size smaller"
+        check_evaluation(self.description, self.preprocessing, self.recipe.eval_batch_size, advice=advice)
 
     def figures(self, predictor: DetectionPredictor, counts: Mapping[str, DetectionCounts]) -> dict[str, Figure]:
         """Predictions beside the ground truth, precision and recall, average precision by class, of the validation images."""
@@ -115,26 +100,7 @@ class DetectionJob(MapStyleJob):
     def predictor(self, model: torch.nn.Module) -> DetectionPredictor:
         """The trained detector with its class names and the size of its images."""
         assert isinstance(model, Detector)
-        return DetectionPredictor(model, self.description, self.data.classes, self.data.train.category_ids, self.preprocessing)
-
-    def _initialised_model(self) -> Detector:
-        reseed(derive("initialisation", self.recipe.seed))
-        model = self.description.build()
-        if self.recipe.backbone is not None:
-            self.notices.append(f"backbone: {load_backbone(model.backbone, self.recipe.backbone)}")
-        if self.recipe.checkpoint is not None:
-            reset = load_detector(model, self.description, self.data.classes, weights_file(Path(self.recipe.checkpoint)))
-            self.notices += [f"checkpoint: trained for other classes; {len(reset)} parameters are newly initialised"] * bool(
-                reset
-            )
-        return _with_shared_statistics(model)
-
-
-def _with_shared_statistics(model: Detector) -> Detector:
-    """The detector with batch norm over all processes, as published, if there are several GPUs; there is none for CPUs."""
-    if torch.cuda.is_available() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        return torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    return model
+        return DetectionPredictor(model, self.description, self.classes, self.data.train.category_ids, self.preprocessing)
 
 
 def describe(recipe: DetectionRecipe, num_classes: int, native: Grid | None = None) -> DetectorDescription:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -12,45 +12,41 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from polaformer.backbones.fitting import fit
-from polaformer.backbones.loading import stored_grids
-from polaformer.data.detection_images import DetectionReader, normalised
+from polaformer.data.colours import class_colours
+from polaformer.data.detection_images import DetectionReader
 from polaformer.data.detection_transforms import Resize
-from polaformer.data.drawing import class_colours, draw_objects
-from polaformer.data.images import read_image
+from polaformer.data.drawing import draw_objects
 from polaformer.data.masks import rle_from_mask
 from polaformer.data.order import EvaluationOrder
-from polaformer.data.padded_images import pad_images
+from polaformer.data.padded_images import normalised, pad_images
 from polaformer.data.samples import Samples, batches
 from polaformer.data.sources.coco import CocoSource, open_coco, open_coco_split
-from polaformer.errors import DataError, SettingsError, printable
+from polaformer.errors import SettingsError, printable
 from polaformer.regular_files import write_atomically, writing
+from polaformer.tasks.dense.answering import DrawnFiles, readable_images
+from polaformer.tasks.dense.memory_limit import check_inference, device_name
+from polaformer.tasks.dense.preprocessing import DensePreprocessing
+from polaformer.tasks.dense.trained_model import CLASSES, build_trained, save_model
 from polaformer.tasks.detection.counts import DetectionCounts
 from polaformer.tasks.detection.description import DetectorDescription
 from polaformer.tasks.detection.detector import Detections, Detector, paste_masks, rescaled
 from polaformer.tasks.detection.objective import DetectionObjective
 from polaformer.tasks.detection.recipe import DetectionRecipe
 from polaformer.tasks.detection.task import DetectionEvaluation, DetectionPrediction
+from polaformer.tasks.detection.typical_outputs import typical_outputs
 from polaformer.tasks.job import Evaluation
 from polaformer.tasks.task import Advance, Answers
 from polaformer.weights.errors import WeightsError
-from polaformer.weights.files import check_finite, read_metadata, read_state_dict, write_safetensors
+from polaformer.weights.files import read_metadata, read_state_dict
 
-DESCRIPTION, CLASSES, CATEGORIES, PREPROCESSING = "detector", "classes", "category_ids", "preprocessing"  # keys of the metadata
+CATEGORIES, PREPROCESSING = "category_ids", "preprocessing"  # keys of the metadata
 
 
-@dataclass(frozen=True)
-class DetectionPreprocessing:
-    """How an image becomes the input of a detector: the lengths of its sides in pixels, and the normalisation."""
-
-    size: int
-    max_size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    def resize(self) -> Resize:
-        """The transform of images; raises SettingsError."""
-        return Resize(self.size, self.max_size)
+def resize_of(about: DensePreprocessing) -> Resize:
+    """The transform of images; raises SettingsError."""
+    if about.size is None:
+        raise SettingsError("a detector needs a length of the shorter side of its images, but none is given")
+    return Resize(about.size, about.max_size)
 
 
 @dataclass(frozen=True)
@@ -61,13 +57,13 @@ class DetectionPredictor:
     description: DetectorDescription
     classes: tuple[str, ...]
     category_ids: tuple[int, ...]
-    preprocessing: DetectionPreprocessing
+    preprocessing: DensePreprocessing
 
     @torch.inference_mode()
     def detect(self, image: Image) -> Detections:
         """The objects on an image, in its own pixels, best first."""
         about, parameter = self.preprocessing, next(self.model.parameters())
-        resized, _ = about.resize()(image, [])
+        resized, _ = resize_of(about)(image, [])
         padded = pad_images([normalised(resized, about.mean, about.std)])
         images = padded.images.to(parameter.device, parameter.dtype)
         [found] = self.model.eval()(images, padded.mask.to(parameter.device), padded.sizes)
@@ -75,14 +71,15 @@ class DetectionPredictor:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the weights file atomically."""
-        tensors = {key: tensor.detach().contiguous() for key, tensor in self.model.state_dict().items()}
-        write_safetensors(tensors, path, detector_metadata(self))
+        save_model(self.model, path, detector_metadata(self))
 
     def evaluation(self, options: DetectionEvaluation, recipe: DetectionRecipe | None) -> Evaluation:
         """An evaluation on a split, each image in one process; raises DataError, and SettingsError for other classes."""
-        about = self.preprocessing if options.size is None else _with_size(self.preprocessing, options.size)
+        about = self.preprocessing.with_size(options.size)
+        advice = "give a smaller --size or --batch-size"
+        check_evaluation(self.description, about, options.batch_size, advice=advice, precision=options.precision)
         source = self._open_split(options, recipe)
-        reader = DetectionReader(source, about.resize(), about.mean, about.std, self.description.has_masks, training=False)
+        reader = DetectionReader(source, resize_of(about), about.mean, about.std, self.description.has_masks, training=False)
         samples = Samples(reader, seed=0, on_bad=options.on_bad_image, replace=False)
 
         def share(rank: int, world: int) -> EvaluationOrder:
@@ -92,36 +89,24 @@ class DetectionPredictor:
             DetectionObjective(len(self.classes), self.description.has_masks),
             lambda rank, world: len(share(rank, world)),
             lambda rank, world: batches(samples, share(rank, world), num_workers=options.num_workers),
-            {"shorter_side": about.size, "longer_side_at_most": about.max_size},
+            about.about(),
             None if options.results is None else partial(write_results, options.results, source.category_ids),
         )
 
     def answer(self, inputs: Sequence[str], options: DetectionPrediction, advance: Advance) -> Answers:
         """The objects on image files; with --out also the images with the objects drawn on them, and all of it as JSON."""
         records, rows, unreadable = list[dict[str, Any]](), list[tuple[str, ...]](), list[str]()
-        if options.out is not None:
-            with writing(options.out):
-                options.out.mkdir(parents=True, exist_ok=True)
-        taken: set[str] = set()
-        for path in inputs:
-            try:
-                image = read_image(path, channels=3)
-            except DataError as error:
-                unreadable.append(str(error))
-                advance()
-                continue
+        files = None if options.out is None else DrawnFiles(options.out, inputs, (".png",), "detections.json")
+        for index, path, image in readable_images(inputs, unreadable, advance):
             found = _above(self.detect(image), options.min_score)
             record = self._record(path, image, found)
-            if options.out is not None:
-                name = _free_name(Path(path).stem, taken)
-                record["drawn"] = name
-                self._draw(image, found, options.out / name)
+            if files is not None:
+                record["drawn"] = f"{files.stems[index]}.png"
+                files.save(self._drawn(image, found), record["drawn"])
             records.append(record)
             rows += _rows(record)
-            advance()
-        if options.out is not None:
-            with writing(options.out):
-                write_atomically(options.out / "detections.json", json.dumps({"images": records}, indent=1))
+        if files is not None:
+            files.write_document({"images": records})
         return Answers(records, ("image", "object", "score", "box (x1, y1, x2, y2)"), rows, unreadable)
 
     def _record(self, path: str, image: Image, found: Detections) -> dict[str, Any]:
@@ -136,12 +121,10 @@ class DetectionPredictor:
                 one["mask"] = rle_from_mask(mask)
         return {"image": printable(path), "height": image.height, "width": image.width, "objects": objects}
 
-    def _draw(self, image: Image, found: Detections, path: Path) -> None:
+    def _drawn(self, image: Image, found: Detections) -> Image:
         masks = None if found.masks is None else _masks(found, image)
         names = [self.classes[label] for label in found.labels.tolist()]
-        drawn = draw_objects(image, found.boxes.cpu(), names, found.scores.cpu(), masks, class_colours(self.classes))
-        with writing(path):
-            drawn.save(path)
+        return draw_objects(image, found.boxes.cpu(), names, found.scores.cpu(), masks, class_colours(self.classes))
 
     def _open_split(self, options: DetectionEvaluation, recipe: DetectionRecipe | None) -> CocoSource:
         if options.data is not None:
@@ -157,6 +140,19 @@ class DetectionPredictor:
         return source
 
 
+def check_evaluation(
+    description: DetectorDescription, about: DensePreprocessing, batch: int, *, advice: str, precision: str = "fp32"
+) -> None:
+    """Raises SettingsError if the detector cannot take so many images of that size at once; advice: what to do then."""
+
+    def forward(model: Detector, images: Tensor) -> list[Tensor]:
+        return typical_outputs(model, images, num_regions=1, num_masks=1)  # there may be no more
+
+    size = about.largest_size(multiple=32, mixed=batch > 1)
+    known: dict[str, Any] = {"forward": forward, "precision": precision, "device": device_name()}
+    check_inference(description.build_for, size, batch, advice=advice, **known)
+
+
 def write_results(folder: Path, category_ids: Sequence[int], counts: DetectionCounts) -> None:
     """Writes the detections in COCO's results format: boxes.json, and masks.json if there are masks."""
     names = {"box": "boxes.json", "mask": "masks.json"}
@@ -167,16 +163,13 @@ def write_results(folder: Path, category_ids: Sequence[int], counts: DetectionCo
 
 
 def detector_metadata(predictor: DetectionPredictor) -> dict[str, str]:
-    """The metadata of a weights file: task, how to build the detector, class names, preprocessing, grids of tables."""
-    from polaformer.backbones.fitting import table_grids
-
+    """The metadata of a weights file: task, how to build the detector, class names, preprocessing."""
     return {
         "task": DetectionRecipe.task,
-        DESCRIPTION: predictor.description.to_json(),
+        DetectorDescription.noun: predictor.description.to_json(),
         CLASSES: json.dumps(list(predictor.classes)),
         CATEGORIES: json.dumps(list(predictor.category_ids)),
         PREPROCESSING: json.dumps(asdict(predictor.preprocessing), sort_keys=True),
-        "grids": json.dumps(table_grids(predictor.model), sort_keys=True),
     }
 
 
@@ -184,76 +177,18 @@ def load_predictor(path: str | PathLike[str]) -> DetectionPredictor:
     """Loads the detector in a weights file of ours; raises WeightsError."""
     about, state = read_metadata(path), read_state_dict(path)
     try:
-        description = DetectorDescription.from_json(about[DESCRIPTION])
+        description = DetectorDescription.from_json(about[DetectorDescription.noun])
         classes, categories = json.loads(about[CLASSES]), json.loads(about[CATEGORIES])
-        given = json.loads(about[PREPROCESSING])
-        preprocessing = DetectionPreprocessing(**given | {name: tuple(given[name]) for name in ("mean", "std")})
-        preprocessing.resize()
+        preprocessing = DensePreprocessing.from_values(json.loads(about[PREPROCESSING]))
+        resize_of(preprocessing)
         if not all(isinstance(name, str) for name in classes) or not all(isinstance(one, int) for one in categories):
             raise ValueError("class names must be strings and category ids integers")
         if not len(classes) == len(categories) == description.num_classes:
             raise ValueError(f"there are {len(classes)} class names for {description.num_classes} classes")
     except (SettingsError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise WeightsError(f"{path} is damaged: its description of the detector is not valid ({error})") from error
-    problems = description.misfits(state)
-    if any(problems):
-        raise WeightsError(f"{path} is damaged: its parameters are not those of the detector that it describes", problems)
-    model = description.build()
-    model.load_state_dict(state, strict=True)
-    check_finite(path, model.state_dict())
-    return DetectionPredictor(model.eval(), description, tuple(classes), tuple(categories), preprocessing)
-
-
-def load_detector(model: Detector, description: DetectorDescription, classes: Sequence[str], path: Path) -> list[str]:
-    """Loads a whole detector to train on, and returns the names of the parameters that keep their initial values.
-
-    These are what depends on the classes, unless the file has the same class names. Raises WeightsError.
-    """
-    about = read_metadata(path)
-    if DESCRIPTION not in about:
-        raise WeightsError(f"{path} does not hold a detector of ours; for weights of the backbone alone use --backbone")
-    state = fit(read_state_dict(path), model, stored_grids(path)).state
-    kept = []
-    if about.get(CLASSES) != json.dumps(list(classes)):
-        wanted = model.state_dict()
-        kept = [name for name in class_parameters(description) if name in wanted]
-        state |= {name: wanted[name] for name in kept}
-    wanted_names = model.state_dict()
-    wrong = sorted(wanted_names.keys() ^ state.keys())
-    wrong += [name for name in wanted_names if name in state and state[name].shape != wanted_names[name].shape]
-    if wrong:
-        raise WeightsError(
-            f"{path} holds another detector ({_named(about[DESCRIPTION])}), and nothing was loaded: {len(wrong)} parameters "
-            f"differ, such as {wrong[0]}; give the same --detector and --model, or its backbone alone with --backbone"
-        )
-    model.load_state_dict(state, strict=True)
-    check_finite(path, model.state_dict())
-    return kept
-
-
-def _named(text: str) -> str:
-    """The detector and the backbone of a description."""
-    try:
-        about = DetectorDescription.from_json(text)
-        return f"{about.detector} with {about.backbone}"
-    except SettingsError:
-        return "unknown"
-
-
-def class_parameters(description: DetectorDescription) -> list[str]:
-    """The names of the parameters whose shape depends on the number of classes."""
-    shapes = [_shapes(replace(description, num_classes=number)) for number in (2, 3)]
-    return [name for name, shape in shapes[0].items() if shapes[1][name] != shape]
-
-
-def _shapes(description: DetectorDescription) -> dict[str, torch.Size]:
-    with torch.device("meta"):
-        return {name: one.shape for name, one in description.build().state_dict().items()}
-
-
-def _with_size(preprocessing: DetectionPreprocessing, size: int) -> DetectionPreprocessing:
-    """The preprocessing at another size, the longer side in the same proportion."""
-    return replace(preprocessing, size=size, max_size=round(preprocessing.max_size * size / preprocessing.size))
+    model = build_trained(path, description, state)
+    return DetectionPredictor(model, description, tuple(classes), tuple(categories), preprocessing)
 
 
 def _above(found: Detections, score: float) -> Detections:
@@ -268,15 +203,6 @@ def _masks(found: Detections, image: Image) -> Iterator[Tensor]:
     for index in range(len(found.boxes)):
         one = slice(index, index + 1)
         yield paste_masks(found.masks[one], found.boxes[one], (image.height, image.width))[0].cpu()
-
-
-def _free_name(stem: str, taken: set[str]) -> str:
-    """The name of a PNG file that is not among those taken, and takes it."""
-    base = printable(stem).replace("/", "_") or "image"
-    names = (f"{base}{suffix}.png" for suffix in ("", *(f"-{number}" for number in range(2, len(taken) + 3))))
-    name = next(one for one in names if one not in taken)
-    taken.add(name)
-    return name
 
 
 def _rows(record: dict[str, Any]) -> list[tuple[str, ...]]:

@@ -1,11 +1,11 @@
 """The recipe of object detection: every hyperparameter of a training run in one frozen dataclass."""
 
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from polaformer.extras import require
+from polaformer.tasks.dense.recipe import DenseRecipe
 from polaformer.tasks.detection.detector_facts import DETECTORS, OF_REGIONS, DetectorName
-from polaformer.tasks.image_recipe import IMAGENET_MEAN, IMAGENET_STD, ImageRecipe
 from polaformer.training.metric import Metric, TaskTerms
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectionRecipe(ImageRecipe):
+class DetectionRecipe(DenseRecipe):
     """Object detection and instance segmentation. The detector's defaults are as published; recipes set the schedule."""
 
     task: ClassVar[str] = "detection"
@@ -23,10 +23,6 @@ class DetectionRecipe(ImageRecipe):
     """A folder in COCO's layout (annotations/instances_train2017.json, train2017, …), or TRAIN.json:IMAGES,VAL.json:IMAGES."""
     detector: DetectorName = "mask-rcnn"
     """The detector around the backbone."""
-    model: str = "pola_pvt_tiny"
-    """Name of the backbone, a PVT, PVTv2 or Swin; `polaformer models` lists them."""
-    backbone: str | None = None
-    """Weights for the backbone: ours, the authors', timm's, or the backbone of an mmdetection or mmsegmentation file."""
     fpn_width: int = 256
     """Channels of the feature pyramid, and of RetinaNet's heads."""
     box_head: Literal["2fc", "4conv1fc"] = "2fc"
@@ -53,14 +49,6 @@ class DetectionRecipe(ImageRecipe):
     """Length of the shorter side in evaluation, in pixels."""
     crop: bool = False
     """With probability 0.5, first resize to 400, 500 or 600 pixels and crop a random region with sides of 384 to 600 pixels."""
-    val_share: float = 0.1
-    """Share of the images to hold out if the data have no validation split; 0: validate on the training images."""
-    hflip: float = 0.5
-    """Probability of flipping a training image horizontally."""
-    mean: tuple[float, ...] = IMAGENET_MEAN
-    """Mean of each channel, for normalisation."""
-    std: tuple[float, ...] = IMAGENET_STD
-    """Standard deviation of each channel, for normalisation."""
     group_size: int = 2
     """Images per group, all portrait or all landscape, like the published batch of one GPU. Must divide batch_size."""
     eval_batch_size: int = 1
@@ -76,27 +64,15 @@ class DetectionRecipe(ImageRecipe):
 
     def problems(self) -> list[str]:
         """All problems with the values, one line each; needs neither the data nor PyTorch."""
-        found = super().problems()
-        if self.checkpoint is not None and self.backbone is not None:
-            found.append("checkpoint and backbone are both given; give one: a whole detector, or weights of its backbone")
-        return found + self._range_problems() + self._size_problems() + self._head_problems()
-
-    def _range_problems(self) -> list[str]:
-        shares = ("hflip", "score_threshold", "nms_threshold")
-        found = [f"{n} is {getattr(self, n)}; give a number in [0, 1]" for n in shares if not 0 <= getattr(self, n) <= 1]
-        if not 0 <= self.val_share < 1:
-            found.append(f"val_share is {self.val_share}; give a number in [0, 1)")
-        if len(self.mean) != 3 or len(self.std) != 3 or not all(s > 0 for s in self.std):
-            found.append(f"mean is {self.mean} and std {self.std}; give three numbers each, and std above 0")
+        found = super().problems() + self.share_problems("score_threshold", "nms_threshold")
         if self.anchor_scale is not None and not 0 < self.anchor_scale < float("inf"):
             found.append(f"anchor_scale is {self.anchor_scale}; give a number > 0, or None")
-        return found
+        return found + self._size_problems() + self._head_problems()
 
     def _size_problems(self) -> list[str]:
         names = ["max_size", "eval_size", "fpn_width", "group_size", "eval_batch_size", "max_detections"]
         names += ["box_width", "mask_width", "num_samples", "num_proposals"]
-        values = {name: getattr(self, name) for name in names}
-        found = [f"{n} is {v}; give an integer ≥ 1" for n, v in values.items() if v is not None and v < 1]
+        found = self.count_problems(names)
         if not self.sizes or min(self.sizes) < 1:
             found.append(f"sizes is {self.sizes}; give integers ≥ 1")
         elif max(*self.sizes, self.eval_size) > self.max_size:
@@ -115,19 +91,11 @@ class DetectionRecipe(ImageRecipe):
             f"start from a recipe of {self.detector}, such as coco/{self.detector}-pola-pvt-nano, or leave them out"
         ] * bool(changed)
 
-    def values_with_absolute_paths(self) -> dict[str, Any]:
-        """The options for JSON, valid from any working directory."""
-        from os.path import abspath
-
+    def absolute_data(self, data: str) -> str:
+        """The data as a string that is valid from any working directory."""
         from polaformer.data.sources.coco import absolute
 
-        values = super().values_with_absolute_paths()
-        data = None if self.data is None else absolute(self.data)
-        return values | {"data": data, "backbone": None if self.backbone is None else abspath(self.backbone)}
-
-    def without_weights(self) -> Self:
-        """The recipe without the weights that it starts from."""
-        return replace(super().without_weights(), backbone=None)
+        return absolute(data)
 
     def before_training(self) -> list[str]:
         """Raises MissingExtraError unless the packages for masks and average precision are there."""

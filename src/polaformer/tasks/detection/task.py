@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polaformer.tasks.detection.recipe import DetectionRecipe
-from polaformer.tasks.image_task import ImageCheck, ImageEvaluation, ImageTask
+from polaformer.tasks.image_task import ImageCheck, ImageEvaluation, ImageTask, directory_problems, size_problems
 from polaformer.tasks.task import ListedModels, PredictionOptions
 
 if TYPE_CHECKING:
@@ -26,12 +26,7 @@ class DetectionEvaluation(ImageEvaluation):
 
     def problems(self) -> list[str]:
         """All problems with the values, one line each."""
-        found = super().problems()
-        if self.size is not None and self.size < 1:
-            found.append(f"--size is {self.size}; give an integer ≥ 1")
-        if self.results is not None and self.results.exists() and not self.results.is_dir():
-            found.append(f"--results is {self.results}, which is not a directory; give another name")
-        return found
+        return super().problems() + size_problems(self.size) + directory_problems("--results", self.results)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +41,7 @@ class DetectionPrediction(PredictionOptions):
     def problems(self) -> list[str]:
         """All problems with the values, one line each."""
         found = [f"--min-score is {self.min_score}; give a number in [0, 1]"] * (not 0 <= self.min_score <= 1)
-        if self.out is not None and self.out.exists() and not self.out.is_dir():
-            found.append(f"--out is {self.out}, which is not a directory; give another name")
-        return found
+        return found + directory_problems("--out", self.out)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""Semantic segmentation. Importable without PyTorch."""

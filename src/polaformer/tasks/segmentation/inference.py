@@ -1,0 +1,135 @@
+"""How a segmenter segments an image: as a whole or by sliding windows, at several scales, flipped.
+
+# K classes, H height, W width of the image, h height, w width of the result, in pixels
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polaformer.ops.grid import Grid
+from polaformer.tasks.segmentation.inference_settings import Inference
+from polaformer.tasks.segmentation.segmenter import Segmenter
+
+__all__ = ["Inference", "classify", "segment"]
+
+CHUNK = 16  # classes that are resized at once
+
+Rescale = Callable[[float], Tensor]
+
+
+@torch.no_grad()
+def segment(model: Segmenter, image: Tensor, size: Grid, inference: Inference, *, rescale: Rescale | None = None) -> Tensor:
+    """The probabilities (K, h, w) of the classes, in the (height, width) asked for, of one image (1, 3, H, W).
+
+    As in mmsegmentation: logits are upsampled to the pixels of the image, averaged over windows and resized; then probabilities
+    are averaged over scales and flips. Keeps at most two tensors of the size of the result.
+
+    rescale: gives the image at a scale from its original pixels; None: the given one is resized bilinearly, with antialiasing.
+    """
+    total: Tensor | None = None
+    number = 0
+    for view, is_flipped in _views(image, inference, rescale):
+        own = _softmax_in_place(_resized(_logits(model, view, inference), size))
+        own = own.flip(-1) if is_flipped else own
+        total = own if total is None else total.add_(own)
+        number += 1
+    assert total is not None
+    return total if number == 1 else total.div_(number)
+
+
+@torch.no_grad()
+def classify(model: Segmenter, image: Tensor, size: Grid, inference: Inference, *, rescale: Rescale | None = None) -> Tensor:
+    """The most probable class of each pixel, (h, w) uint8, the first of equals; arguments as of `segment`.
+
+    With one scale and no flip, the result needs no memory of K × h × w: a few classes are resized at a time.
+    """
+    if not inference.is_single:
+        return segment(model, image, size, inference, rescale=rescale).argmax(dim=0).to(torch.uint8)
+    [(view, _)] = _views(image, inference, rescale)
+    logits = _logits(model, view, inference)
+    best, found = _best_of(logits[:CHUNK], size)
+    for start in range(CHUNK, len(logits), CHUNK):
+        value, index = _best_of(logits[start : start + CHUNK], size)
+        is_better = value > best
+        best, found = torch.where(is_better, value, best), torch.where(is_better, index + start, found)
+    return found.to(torch.uint8)
+
+
+def _best_of(logits: Tensor, size: Grid) -> tuple[Tensor, Tensor]:
+    value, index = _resized(logits, size).max(dim=0)
+    return value, index
+
+
+def _views(image: Tensor, inference: Inference, rescale: Rescale | None) -> Iterator[tuple[Tensor, bool]]:
+    """The image at each scale, and its mirror image after it."""
+    if image.ndim != 4 or image.shape[0] != 1:
+        raise ValueError(f"segment: image has shape {tuple(image.shape)}; give one image, (1, 3, height, width)")
+    for scale in inference.scales:
+        view = _rescaled(image, scale) if rescale is None else rescale(scale)
+        yield view, False
+        if inference.flip:
+            yield view.flip(-1), True
+
+
+def _rescaled(image: Tensor, scale: float) -> Tensor:
+    if scale == 1.0:
+        return image
+    size = [max(1, round(side * scale)) for side in image.shape[-2:]]
+    return F.interpolate(image, size=size, mode="bilinear", align_corners=False, antialias=True)
+
+
+def _logits(model: Segmenter, view: Tensor, inference: Inference) -> Tensor:
+    """The logits (K, H, W) of the pixels of a view (1, 3, H, W)."""
+    if inference.mode == "whole":
+        return model.pixel_logits(view)[0]
+    rows, columns = (positions(side, inference.window, inference.stride) for side in view.shape[-2:])
+    if len(rows) == len(columns) == 1:
+        return model.pixel_logits(view)[0]
+    return _averaged(model, view, rows, columns)
+
+
+def _averaged(model: Segmenter, view: Tensor, rows: list[range], columns: list[range]) -> Tensor:
+    """The mean logits (K, H, W) of all windows over each pixel."""
+    total: Tensor | None = None
+    for row in rows:
+        for column in columns:
+            own = model.pixel_logits(view[..., row.start : row.stop, column.start : column.stop])[0]
+            if total is None:
+                total = own.new_zeros(len(own), *view.shape[-2:])
+            total[:, row.start : row.stop, column.start : column.stop] += own
+    assert total is not None
+    height, width = (
+        _number_of_windows(side, where, view) for side, where in zip(view.shape[-2:], (rows, columns), strict=True)
+    )
+    return total.div_(height[:, None]).div_(width)
+
+
+def _number_of_windows(side: int, windows: list[range], like: Tensor) -> Tensor:
+    """How many windows each row (or column) is in."""
+    counts = like.new_zeros(side)
+    for window in windows:
+        counts[window.start : window.stop] += 1
+    return counts
+
+
+def positions(side: int, window: int, stride: int) -> list[range]:
+    """The windows along a side: every `stride` pixels, the last one moved back so that it ends with the image."""
+    number = -(-max(side - window, 0) // stride) + 1
+    ends = [min(index * stride + window, side) for index in range(number)]
+    return [range(max(end - window, 0), end) for end in ends]
+
+
+def _resized(logits: Tensor, size: Grid) -> Tensor:
+    """Logits (K, H, W) to (K, h, w)."""
+    if tuple(logits.shape[-2:]) == tuple(size):
+        return logits
+    return F.interpolate(logits[None], size=tuple(size), mode="bilinear", align_corners=False)[0]
+
+
+def _softmax_in_place(logits: Tensor) -> Tensor:
+    """The softmax over the first dimension, in the memory of the logits."""
+    exponentials = logits.sub_(logits.amax(dim=0)).exp_()
+    return exponentials.div_(exponentials.sum(dim=0))
