@@ -195,7 +195,7 @@ def test_no_table_states_facts_of_mechanisms_by_name():
         assert found == TABLES_OF_MECHANISMS.get(str(path.relative_to(SOURCE)), 0), path
 
 
-INVENTED = ("a text", "anew", "by heart")
+INVENTED = ("a text(?! file)", "anew", "by heart")
 
 
 def test_strings_and_documents_use_the_words_that_readers_search_for():

@@ -67,7 +67,7 @@ def draw_classes(
     return _with_legend(drawn, entries) if entries else drawn
 
 
-class Entry(NamedTuple):
+class LegendEntry(NamedTuple):
     """A line of a legend."""
 
     text: str
@@ -99,12 +99,12 @@ def _contours(label_map: np.ndarray, width: int) -> np.ndarray:
     return found
 
 
-def _entries(counts: Sequence[int], classes: Sequence[str], colours: Sequence[Colour]) -> list[Entry]:
+def _entries(counts: Sequence[int], classes: Sequence[str], colours: Sequence[Colour]) -> list[LegendEntry]:
     """The legend of the classes that have pixels, the largest first, and of ignored pixels."""
     total = sum(counts)
     order = sorted((label for label in range(len(classes)) if counts[label]), key=lambda label: -counts[label])
-    found = [Entry(f"{one_line(classes[label])} {_percent(counts[label] / total)}", colours[label]) for label in order]
-    ignored = [Entry(f"{IGNORED_NAME} {_percent(counts[IGNORED] / total)}", PAPER)] if counts[IGNORED] else []
+    found = [LegendEntry(f"{one_line(classes[label])} {_percent(counts[label] / total)}", colours[label]) for label in order]
+    ignored = [LegendEntry(f"{IGNORED_NAME} {_percent(counts[IGNORED] / total)}", PAPER)] if counts[IGNORED] else []
     return found + ignored if found else []
 
 
@@ -112,7 +112,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.01 else "< 1 %"
 
 
-def _with_legend(image: Image, entries: Sequence[Entry]) -> Image:
+def _with_legend(image: Image, entries: Sequence[LegendEntry]) -> Image:
     """The image with a legend beside or below it."""
     size = text_size_on(image)
     font: Any = ImageFont.load_default(size)

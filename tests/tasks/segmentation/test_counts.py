@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from polaformer.data.sources.label_sets import IGNORED
-from polaformer.tasks.segmentation.counts import ClassResult, SegmentationCounts, confusion_matrix
+from polaformer.tasks.segmentation.counts import ClassIoU, SegmentationCounts, confusion_matrix
 from polaformer.tasks.segmentation.inference_settings import Inference
 
 K = 5
@@ -83,8 +83,8 @@ def test_iou_is_the_intersection_over_the_union() -> None:
     truth = torch.tensor([[0, 0, 1, 1], [0, 0, 1, IGNORED]], dtype=torch.uint8)
     predicted = torch.tensor([[0, 0, 0, 1], [0, 2, 1, 2]], dtype=torch.uint8)
     zero, one, two, three = counted([(predicted, truth)], 4).per_class()
-    assert zero == ClassResult(0, 4, 4, 60.0, 75.0)
-    assert one == ClassResult(1, 3, 2, pytest.approx(200 / 3), pytest.approx(200 / 3))
+    assert zero == ClassIoU(0, 4, 4, 60.0, 75.0)
+    assert one == ClassIoU(1, 3, 2, pytest.approx(200 / 3), pytest.approx(200 / 3))
     assert two[:4] == (2, 0, 1, 0.0)
     assert math.isnan(two.accuracy)
     assert three[:3] == (3, 0, 0)

@@ -31,7 +31,7 @@ def test_the_list_has_the_models_of_all_recipes_and_their_softmax_twins():
     both = [(name, size) for name in names for size in ([512, 512], [512, 2048])]
     nano = [(f"semantic-fpn-{kind}-pvt-nano", [360, 480]) for kind in ("pola", "softmax")]
     assert [(model.name, model.about["size"]) for model in models] == both + nano
-    assert {model.about["attention"] for model in models} == {"pola", "softmax"}
+    assert {model.about["attention"] for model in models} == {"pola", "softmax", "pola,pola,softmax,softmax"}
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,10 @@ def list_around_backbones(
     mechanisms = _mechanisms(attention)
     models: list[ListedModel] = []
     for row in rows:
-        variants = {name: _with_attention(row, name) for name in mechanisms} or {"pola": row, "softmax": _twin(row)}
-        found = [(mechanism, listed(one, size)) for mechanism, one in variants.items() for size in one.sizes]
+        variants = [(name, _with_attention(row, name)) for name in mechanisms] or [
+            (_own_mechanisms(one), one) for one in (row, _twin(row))
+        ]
+        found = [(mechanism, listed(one, size)) for mechanism, one in variants for size in one.sizes]
         models += [replace(model, about=model.about | {"attention": mechanism}) for mechanism, model in found]
     models = [model for model in models if fnmatch(model.name, pattern)]
     if not models:
@@ -74,6 +76,12 @@ def _twin(row: Row) -> Row:
     """The same around softmax attention."""
     recipe = replace(row.recipe, model=softmax_twin(row.recipe.model))
     return row._replace(name=row.name.replace("-pola-", "-softmax-"), recipe=recipe)
+
+
+def _own_mechanisms(row: Row) -> str:
+    """One name, or one per stage with commas between them."""
+    names = MODELS[row.recipe.model].config.mechanisms
+    return ",".join(names if len(set(names)) > 1 else names[:1])
 
 
 def _with_attention(row: Row, mechanism: str) -> Row:

@@ -67,7 +67,7 @@ class DetectorDescription(DenseDescription):
 
     def problems(self) -> list[str]:
         """Options of regions that detectors without regions do not have."""
-        if self.detector not in DETECTORS or self.has_masks:
+        if self.detector not in tuple(DETECTORS) or self.has_masks:
             return []
         default = {one.name: one.default for one in fields(self)}
         changed = [name for name in OF_REGIONS if getattr(self, name) != default[name]]

@@ -18,7 +18,7 @@ from polaformer.tasks.segmentation.inference_settings import Inference
 from polaformer.tasks.segmentation.segmenter import Segmenter
 
 
-class ClassResult(NamedTuple):
+class ClassIoU(NamedTuple):
     """What a segmenter achieves on one class, in %; NaN where nothing can be said."""
 
     label: int
@@ -28,7 +28,7 @@ class ClassResult(NamedTuple):
     accuracy: float  # share of the pixels of the class that got it; NaN without any
 
 
-class ImageResult(NamedTuple):
+class ImageAccuracy(NamedTuple):
     """How many of the labelled pixels of an image got the right class."""
 
     num_right: int
@@ -51,7 +51,7 @@ class SegmentationCounts:
     num_classes: int
     inference: Inference
     confusion: Tensor = field(default_factory=lambda: torch.empty(0))
-    images: dict[int, ImageResult] = field(default_factory=dict)
+    images: dict[int, ImageAccuracy] = field(default_factory=dict)
     bad: list[str] = field(default_factory=list)  # one line for every image that could not be read
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class SegmentationCounts:
             raise ValueError(f"SegmentationCounts: image {index} was counted twice; each image has one index")
         own = confusion_matrix(predicted, truth, self.num_classes)
         self.confusion += own
-        self.images[index] = ImageResult(int(own.trace()), int(own.sum()))
+        self.images[index] = ImageAccuracy(int(own.trace()), int(own.sum()))
 
     @classmethod
     def merge(cls, parts: "Sequence[SegmentationCounts]") -> "SegmentationCounts":
@@ -86,11 +86,11 @@ class SegmentationCounts:
         bad = sorted(line for part in parts for line in part.bad)
         return cls(parts[0].num_classes, parts[0].inference, confusion, images, bad)
 
-    def per_class(self) -> list[ClassResult]:
+    def per_class(self) -> list[ClassIoU]:
         """The result of each class, in the order of the classes."""
         right, true, predicted = (one.tolist() for one in _sums(self.confusion))
         return [
-            ClassResult(
+            ClassIoU(
                 label,
                 true[label],
                 predicted[label],

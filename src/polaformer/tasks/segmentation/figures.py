@@ -1,4 +1,4 @@
-"""Figures for the report of a segmenter: predictions beside the truth, IoU by class, which classes are confused."""
+"""Figures for the report of a segmenter: predictions beside the ground truth, IoU by class, which classes are confused."""
 
 import random
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ from polaformer.data.sources.label_sets import IGNORED
 from polaformer.data.sources.semantic import SemanticSource
 from polaformer.errors import ImageError
 from polaformer.tasks.figures import Confusion, Figure, PictureRow, Pictures, Rows, Text
-from polaformer.tasks.segmentation.counts import ClassResult, SegmentationCounts
+from polaformer.tasks.segmentation.counts import ClassIoU, SegmentationCounts
 from polaformer.tasks.segmentation.predictor import SegmentationPredictor
 
 NUM_WORST, NUM_TYPICAL = 4, 4
@@ -82,7 +82,7 @@ def _row(title: str, one: Labelled, predictor: SegmentationPredictor) -> Picture
     true, predicted = (
         draw_classes(image, _resized(labels, size), predictor.classes, predictor.colours) for labels in (one.truth, found)
     )
-    return PictureRow(title, (("image", image), ("truth", true), (f"prediction{share}", predicted)))
+    return PictureRow(title, (("image", image), ("ground truth", true), (f"prediction{share}", predicted)))
 
 
 def _shown_size(image: Image) -> tuple[int, int]:
@@ -110,7 +110,7 @@ def _classes(counts: SegmentationCounts, classes: tuple[str, ...], split: str) -
     return Rows(("class", "pixels", "predicted", "IoU", "accuracy"), rows, caption, numeric=True)
 
 
-def _class_row(one: ClassResult, classes: tuple[str, ...], num_pixels: int) -> tuple[str, ...]:
+def _class_row(one: ClassIoU, classes: tuple[str, ...], num_pixels: int) -> tuple[str, ...]:
     shares = (f"{100 * number / num_pixels:.2f}" for number in (one.num_pixels, one.num_predicted))
     return classes[one.label], *shares, _number(one.iou), _number(one.accuracy)
 
