@@ -76,7 +76,7 @@ def test_the_images_with_the_fewest_right_pixels_come_first_then_some_at_random(
 def test_image_truth_and_prediction_stand_side_by_side_in_the_colours_of_the_classes() -> None:
     [row] = figures_of([45])[0]["Predictions"].rows
     captions, pictures = zip(*row.pictures, strict=True)
-    assert captions == ("image", "truth", "prediction: 75.0 % of the pixels right")
+    assert captions == ("image", "ground truth", "prediction: 75.0 % of the pixels right")
     image, true, predicted = (np.asarray(one)[:240, :480].astype(int) for one in pictures)
     assert image.shape[:2] == (240, 480)
     house, sky, grass = (20, 240), (80, 400), (180, 240)  # places in the picture

@@ -205,7 +205,7 @@ def test_a_checkpoint_with_other_classes_keeps_everything_but_the_last_layers(sc
     assert {name.partition(".")[0] for name in own} == {"head", "auxiliary"}
     for name, one in other.model.state_dict().items():
         assert name.endswith("bias") or torch.equal(one, job.model.state_dict()[name]) == (name not in own)
-    assert any("it has other classes" in line for line in other.notices)
+    assert any("trained for other classes" in line for line in other.notices)
 
 
 def test_a_checkpoint_of_another_segmenter_is_refused(scenes, tmp_path):
