@@ -15,7 +15,7 @@ from commands import run as call
 from commands import run_apart
 from faults import Kill
 from polaformer.attention import names as mechanism_names
-from polaformer.errors import SettingsError
+from polaformer.errors import DataError, SettingsError
 from polaformer.recipes.coco import RECIPES
 from polaformer.tasks.dense import memory_limit
 from polaformer.tasks.dense.trained_model import class_parameters
@@ -151,6 +151,14 @@ def test_masks_are_required_by_detectors_that_learn_them(tmp_path):
         tiny(tmp_path).job()
     regions = {name: getattr(DetectionRecipe(), name) for name in ("box_width", "mask_width", "num_samples", "num_proposals")}
     assert not tiny(tmp_path, detector="retinanet", **regions).job().description.has_masks
+
+
+def test_objects_are_required(tmp_path):
+    for split in ("train", "val"):
+        content = document([entry(one) for one in range(1, 5)], [])
+        write_split(tmp_path, f"annotations/instances_{split}2017.json", f"{split}2017", content)
+    with pytest.raises(DataError, match="there is no object to train on; annotate some"):
+        tiny(tmp_path).job()
 
 
 # ---- the job ----
@@ -338,6 +346,9 @@ def test_help_dry_run_check_and_models(objects, capsys):
     code, out, _ = call(["check", objects, "--json"], capsys)
     assert code == 0
     assert json.loads(out)["parts"]["train"]["images"] == 10
+    code, _, errors = call(["check", "nope.json:images"], capsys)
+    assert code == 65
+    assert "FILE.json:IMAGES" in " ".join(errors.split())
 
 
 def test_the_list_has_the_models_of_all_recipes_and_their_softmax_twins():
