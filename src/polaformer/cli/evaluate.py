@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -13,6 +13,9 @@ from polaformer.cli.errors import UsageError
 from polaformer.cli.options import parse, print_help, wants_help
 from polaformer.cli.output import load, new_table, print_all, print_json, progress_bar
 from polaformer.extras import require
+
+if TYPE_CHECKING:
+    from polaformer.tasks.job import Evaluation
 
 PROGRAM = "polaformer eval"
 
@@ -70,19 +73,25 @@ class Evaluate(DynamicCommand):
         if accelerator.is_main_process:
             if evaluation.save is not None:
                 evaluation.save(counts)
-            self._report(counts, checkpoint, options.split, evaluation.about)
+            self._report(counts, checkpoint, options.split, evaluation)
         return 0
 
-    def _report(self, counts: Any, checkpoint: CheckpointOption, split: str, about: dict[str, Any]) -> None:
+    def _report(self, counts: Any, checkpoint: CheckpointOption, split: str, evaluation: "Evaluation") -> None:
+        about, details = evaluation.about, {} if evaluation.details is None else evaluation.details(counts)
         record, noun = counts.record(), checkpoint.task.recipe.terms.sample_noun
         if self.json:
             known = {"command": "eval", "checkpoint": str(checkpoint.weights), "split": split, **about}
-            known |= {"unreadable": len(counts.bad), "result": record, f"unreadable_{noun}": counts.bad}
+            known |= {"unreadable": len(counts.bad), "result": record, **details, f"unreadable_{noun}": counts.bad}
             print_json(known)
             return
-        table = new_table(f"{checkpoint.weights} on {record['samples']:,} {noun}", "", "")
-        for name, text in counts.summary().items():
-            table.add_row(name, text)
+        columns: Sequence[str] = ("", "")
+        rows: Sequence[Sequence[str]] = list(counts.summary().items())
+        if evaluation.table is not None:
+            shown = evaluation.table(counts)
+            columns, rows = shown.columns, shown.rows
+        table = new_table(f"{checkpoint.weights} on {record['samples']:,} {noun}", *columns)
+        for row in rows:
+            table.add_row(*row)
         for name, value in about.items():
             table.add_row(name.replace("_", " "), str(value))
         table.add_row("unreadable, skipped", f"{len(counts.bad)}")

@@ -281,6 +281,29 @@ def test_eval_writes_results_that_pycocotools_accept(run, tmp_path, capsys):
         truth.loadRes(boxes)
 
 
+def test_eval_tells_all_numbers_and_those_of_each_class(run, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "150")
+    code, out, errors = call(["eval", "--checkpoint", run, "--json", "--num-workers", "0"], capsys)
+    assert code == 0, errors
+    found = json.loads(out)
+    assert [one["class"] for one in found["per_class"]] == [name for _, name in sorted(zip(IDS, NAMES, strict=True))]
+    assert sum(one["objects"] for one in found["per_class"]) == 7
+    for kind in ("box", "mask"):
+        mean = sum(one[f"{kind}_AP"] for one in found["per_class"]) / 3
+        assert mean == pytest.approx(found["result"][f"{kind}_AP"])
+        assert all(one[f"{kind}_AP50"] >= one[f"{kind}_AP"] for one in found["per_class"])
+    code, out, errors = call(["eval", "--checkpoint", run, "--num-workers", "0"], capsys)
+    assert code == 0, errors
+    [header] = [line.split()[1::2] for line in out.splitlines() if line.startswith("┃")]
+    assert header == ["metric", "box", "mask"]
+    rows = {line.split("│")[1].strip(): line.split("│")[2:4] for line in out.splitlines() if line.startswith("│")}
+    for name in ("AP", "AP50", "AP75", "AP small", "AP medium", "AP large", "AR1", "AR10", "AR100", "AR small", "AR medium"):
+        for kind, text in zip(("box", "mask"), rows[name], strict=True):
+            value = found["result"][f"{kind}_{name.replace(' ', '_')}"]
+            assert text.strip() == ("–" if value is None else f"{value:.1f}")
+    assert rows["shorter side"][0].strip() == "64"
+
+
 def load(run: Path) -> dict:
     return json.loads((run / "config.json").read_text())["options"]
 

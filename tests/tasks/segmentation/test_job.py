@@ -268,6 +268,9 @@ def test_eval_slides_scales_and_flips(run, capsys):
 
     usual = result()
     assert (usual["mode"], usual["shorter_side"], usual["scales"], usual["flip"]) == ("whole", 48, [1.0], False)
+    assert [one["class"] for one in usual["per_class"]] == list(NAMES)
+    assert sum(one["IoU"] for one in usual["per_class"]) / 3 == pytest.approx(usual["result"]["mIoU"])
+    assert sum(one["pixels"] for one in usual["per_class"]) == usual["result"]["pixels"]
     large = result("--mode", "slide", "--window", "96")
     assert (large["mode"], large["window"], large["stride"]) == ("slide", 96, 64)
     assert large["result"] == usual["result"]

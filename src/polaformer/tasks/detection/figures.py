@@ -48,7 +48,7 @@ def collect_figures(counts: DetectionCounts, source: CocoSource, split: str = "v
     return {
         "Predictions": _predictions(counts, source, split) or Text(f"None of the {split} images could be read."),
         "Precision and recall": _curves(counts, split),
-        "COCO metrics": _metrics(counts),
+        "COCO metrics": coco_metrics(counts),
         "Average precision by class": _classes(counts, source.classes, split),
     }
 
@@ -179,8 +179,8 @@ def _curves(counts: DetectionCounts, split: str) -> Curves:
     return Curves(counts.curves(), "recall", "precision", f"{caption}, mean over classes with objects.", unit_square=True)
 
 
-def _metrics(counts: DetectionCounts) -> Rows:
-    """All of COCO's numbers."""
+def coco_metrics(counts: DetectionCounts) -> Rows:
+    """All of COCO's numbers, of boxes and, if there are any, of masks."""
     record = counts.record()
     names = [name.removeprefix("box_") for name in record if name.startswith("box_")]
     values = ([_number(record[f"{kind}_{name}"]) for kind in counts.kinds] for name in names)
