@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from polaformer.cli.checkpoint_option import CheckpointOption, find_checkpoint, task_for_help
+from polaformer.cli.checkpoint_option import CheckpointOption, about_options, find_checkpoint, task_for_help
 from polaformer.cli.command import REQUIRED, DynamicCommand
 from polaformer.cli.errors import UsageError
 from polaformer.cli.options import parse, print_help, wants_help
@@ -25,8 +25,7 @@ class Evaluate(DynamicCommand):
     """Evaluate a model on a split of a dataset, by default validation.
 
     Each sample is counted once, even with several processes. Samples are preprocessed as the weights file specifies. The
-    authors squash images to squares; --resize shorter crops them instead, as is usual. The options below are for image
-    classification; --checkpoint PATH --help lists those for the task of these weights.
+    authors squash the images of classification to squares; --resize shorter crops them instead, as is usual.
 
     Example: polaformer eval --checkpoint runs/digits/pola-vit-tiny/20261116-120000-0
 
@@ -44,7 +43,8 @@ class Evaluate(DynamicCommand):
     def run_arguments(cls, arguments: Sequence[str]) -> int:
         """Evaluates the weights; the available options depend on their task."""
         if wants_help(arguments):
-            return print_help(PROGRAM, cls.__doc__ or "", cls(), task_for_help(arguments, PROGRAM).evaluation())
+            task = task_for_help(arguments, PROGRAM)
+            return print_help(PROGRAM, about_options(cls.__doc__ or "", arguments, task), cls(), task.evaluation())
         checkpoint = find_checkpoint(arguments, PROGRAM)
         command, options = parse(arguments, cls(), checkpoint.task.evaluation(), program=PROGRAM)
         require("train", "accelerate")

@@ -53,7 +53,8 @@ class Predictor(Protocol):
 class TaskJob(Job, Protocol):
     """A job as commands and reports see it.
 
-    It may also have `notices`: what the user should know before training, such as what was repaired in the data, a line each.
+    It may also have `notices`: what the user should know before training, such as what was repaired in the data, a line each;
+    and `same_as_train`: the splits whose samples are those that are trained on.
     """
 
     @property

@@ -1,6 +1,8 @@
 """Training, resuming, evaluating and predicting with detectors, on tiny data in the format of COCO."""
 
+import html
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +17,10 @@ from commands import run as call
 from commands import run_apart
 from faults import Kill
 from polaformer.attention import names as mechanism_names
+from polaformer.cli.options import as_arguments
 from polaformer.errors import DataError, SettingsError
 from polaformer.recipes.coco import RECIPES
+from polaformer.recipes.registry import find
 from polaformer.tasks.dense import memory_limit
 from polaformer.tasks.dense.trained_model import class_parameters
 from polaformer.tasks.detection.job import DetectionJob, describe, largest_size
@@ -92,6 +96,8 @@ def test_the_schedules_are_those_of_the_paper(objects):
         ({"hflip": -1.0}, "hflip is -1.0"),
         ({"val_share": 1.0}, "val_share is 1.0"),
         ({"std": (0.0, 1.0, 1.0)}, "std above 0"),
+        ({"mean": (float("nan"), 0.0, 0.0)}, "mean is .*; give three numbers each, all finite"),
+        ({"std": (1.0, 1.0, float("inf"))}, "give three numbers each, all finite, and std above 0"),
         ({"anchor_scale": 0.0}, "anchor_scale is 0.0; give a number > 0"),
         ({"num_proposals": 0}, "num_proposals is 0; give an integer ≥ 1"),
         ({"checkpoint": "a", "backbone": "b"}, "checkpoint and backbone are both given"),
@@ -336,6 +342,45 @@ def test_predict_does_not_overwrite_its_inputs(run, tmp_path, capsys):
     assert "would overwrite what is given" in " ".join(errors.split())
     assert [one.name for one in tmp_path.iterdir()] == ["a.png"]
     assert image.read_bytes() == before
+
+
+def test_help_is_for_the_task_of_the_weights(run, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "150")
+    for command in ("predict", "eval"):
+        code, out, _ = call([command, "--checkpoint", run, "--help"], capsys)
+        assert code == 0
+        assert "The options below are for the task detection." in out
+        assert "image classification" not in out
+        code, out, _ = call([command, "--help"], capsys)
+        assert "The options below are for the task classification; --checkpoint PATH --help lists those for" in out
+
+
+def test_a_detector_that_is_validated_on_its_training_images_tells_so(objects, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "150")
+    data = f"{objects}/annotations/instances_train2017.json:{objects}/train2017"
+    small = {
+        name: SMALL[name]
+        for name in ("dims", "depths", "num_heads", "mlp_ratios", "sizes", "eval_size", "max_size", "fpn_width")
+    }
+    times = {"steps": 2, "milestones": (1,), "warmup_steps": 0, "batch_size": 2, "group_size": 1, "num_workers": 0}
+    options = small | times | {"data": data, "val_share": 0.0, "detector": "retinanet"}
+    recipe = replace(find("coco/retinanet-pola-pvt-nano"), **options)
+    arguments = as_arguments(recipe, find(recipe.name))
+    code, out, errors = call(["train", recipe.name, *arguments, "--out", tmp_path / "run"], capsys)
+    assert code == 0, errors
+    assert "on 10 images (val: the training images)" in out
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "On 10 training images." in page
+    assert "Of the 10 training images: " in page
+    assert "validation images" not in page
+
+
+def test_the_command_in_the_report_has_the_options_that_were_given(run):
+    page = html.unescape((run / "report.html").read_text())
+    [command] = re.findall(r"polaformer train coco/mask-rcnn-pola-pvt-nano[^<\n]*", page)
+    for option in ("--sizes 48 64", "--steps 4", "--box-width 16", "--data "):
+        assert option in command
+    assert "--lr" not in command
 
 
 def test_the_report_shows_predictions_and_curves(run):

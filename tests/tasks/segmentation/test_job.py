@@ -96,6 +96,8 @@ def test_the_schedules_are_those_of_the_paper():
         ({"hflip": -1.0}, "hflip is -1.0"),
         ({"val_share": 1.0}, "val_share is 1.0"),
         ({"std": (0.0, 1.0, 1.0)}, "std above 0"),
+        ({"mean": (float("nan"), 0.0, 0.0)}, "mean is .*; give three numbers each, all finite"),
+        ({"std": (1.0, 1.0, float("inf"))}, "give three numbers each, all finite, and std above 0"),
         ({"checkpoint": "a", "backbone": "b"}, "checkpoint and backbone are both given"),
         ({"model": "pola_deit_tiny"}, "pola_deit_tiny"),
         ({"model": "pola_pvt_tinny"}, "did you mean 'pola_pvt_tiny'"),

@@ -20,7 +20,7 @@ from polaformer.data.sources.coco import CocoSource
 from polaformer.errors import ImageError
 from polaformer.tasks.detection.average_precision import ImageResult
 from polaformer.tasks.detection.counts import DetectionCounts
-from polaformer.tasks.figures import Curves, Figure, PictureRow, Pictures, Rows, Text
+from polaformer.tasks.figures import Curves, Figure, PictureRow, Pictures, Rows, Text, selection
 
 NUM_WORST, NUM_TYPICAL = 4, 4
 MIN_SCORE = 0.3  # of detections that are shown …
@@ -96,9 +96,10 @@ def _predictions(counts: DetectionCounts, source: CocoSource, split: str) -> Pic
         for why, chosen in (("lowest recall", worst), ("drawn at random", typical))
         for number, image in chosen.items()
     ]
+    chosen = selection(len(worst), "with the lowest recall, those with the most objects first", len(typical))
     caption = (
-        f"Of the {len(found):,} {split} images: {len(worst)} with the lowest recall, those with the most objects first, then "
-        f"{len(typical)} at random. Detections are shown from a score of {100 * min_score:.3g} % on, at most {MAX_SHOWN}. "
+        f"Of the {len(found):,} {split} images: {chosen}. "
+        f"Detections are shown from a score of {100 * min_score:.3g} % on, at most {MAX_SHOWN}. "
         f"An object is found if one of the detections from that score on has its class and an IoU of at least {MIN_IOU}."
     )
     return Pictures(rows, caption) if rows else None

@@ -93,7 +93,7 @@ class DetectionJob(DenseJob):
 
     def figures(self, predictor: DetectionPredictor, counts: Mapping[str, DetectionCounts]) -> dict[str, Figure]:
         """Predictions beside the truth, precision and recall, average precision by class, of the validation images."""
-        return figures.collect_figures(counts["val"], self.data.val)
+        return figures.collect_figures(counts["val"], self.data.val, self.validated_on)
 
     def predictor(self, model: torch.nn.Module) -> DetectionPredictor:
         """The trained detector with its class names and the size of its images."""
