@@ -18,6 +18,7 @@ from PIL import Image, ImageDraw, ImageFilter
 
 CORNERS = {"circle": 40, "square": 4, "triangle": 3, "star": 10}
 CLASSES = tuple(CORNERS)
+COLOURS = ("#707070", "#e03030", "#3060f0", "#20b040", "#f0b000")  # of the background and the classes, in pictures
 MIN_VISIBLE = 0.4  # of a shape: one that others cover more than that has no annotation; boxes and masks are of the whole shape
 
 
@@ -84,7 +85,8 @@ def main(directory: str, images: str = "400", size: str = "160") -> None:
     root = Path(directory)
     write(root, "train", int(images), int(size))
     write(root, "val", int(images) // 5, int(size))
-    (root / "classes.txt").write_text("".join(f"{value} {name}\n" for value, name in enumerate(("background", *CLASSES))))
+    names = zip(COLOURS, ("background", *CLASSES), strict=True)
+    (root / "classes.txt").write_text("".join(f"{value} {colour} {name}\n" for value, (colour, name) in enumerate(names)))
 
 
 if __name__ == "__main__":

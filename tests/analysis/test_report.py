@@ -15,7 +15,7 @@ from PIL import Image
 from torch import nn
 
 from models import images, small
-from polaformer.analysis import report
+from polaformer.analysis import report, training_figures
 from polaformer.analysis.attention_maps import attention_maps, row_at, visit_maps
 from polaformer.analysis.report import RunResult, write_report
 from polaformer.analysis.training_figures import block_label, shorten
@@ -27,7 +27,7 @@ from polaformer.tasks.classification.figures import collect_figures
 from polaformer.tasks.classification.objective import ClassificationCounts
 from polaformer.tasks.classification.predictor import Classifier
 from polaformer.tasks.classification.recipe import ClassificationRecipe
-from polaformer.tasks.figures import AttentionInputs, Curves, PictureRow, Pictures, Predictions, Rows
+from polaformer.tasks.figures import AttentionInputs, Confusion, Curves, PictureRow, Pictures, Predictions, Rows
 
 NASTY = "<script>alert(1)</script>"
 GLOBAL = ["pola_deit_tiny", "softmax_deit_tiny", "pola_pvt_tiny", "softmax_pvt_tiny"]
@@ -363,3 +363,17 @@ def test_a_report_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Pat
         write_report(path, "title", [run_result(num_images=1)])
     with pytest.raises(ValueError, match="at least one run"):
         write_report(path, "title", [])
+
+
+def test_a_confusion_of_pixels_is_told_in_percent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their counts would not fit into the cells."""
+    written = []
+    monkeypatch.setattr(training_figures, "_number_cells", lambda axes, numbers, share: written.append(numbers.tolist()))
+    counts = torch.tensor([[997_000, 3_000], [500_000, 500_000]])
+    for parts in ("pixels", None):
+        run = run_result(figures={"Confusion": Confusion(counts, ("sky", "sea"), "test", parts)})
+        write_report(tmp_path / "report.html", "title", [run])
+        page = (tmp_path / "report.html").read_text()
+        assert f"1,497,000 of 2,000,000 test {parts or 'images'} are classified correctly" in page
+        assert ("Numbers: % of the pixels of the true class" in page) == (parts is not None)
+    assert written == [[[100.0, 0.0], [50.0, 50.0]], counts.tolist()]

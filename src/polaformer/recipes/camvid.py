@@ -1,7 +1,10 @@
 """CamVid semantic segmentation, 11 classes of street scenes: small enough to train from scratch on a CPU.
 
 The data are SegNet's version: 367 training, 101 validation and 233 test images of 480×360 pixels. A narrow backbone and head,
-crops of 256 pixels. For the softmax twin override `attention`: --attention softmax.
+crops of 256 pixels. An update takes 0.7 seconds of a core. For the softmax twin override `attention`: --attention softmax.
+
+With --steps 600 (seed 0, one thread of an AMD EPYC) the mIoU on test is 31.0 % with pola and 30.5 % with softmax: poles, signs,
+fences, pedestrians and bicyclists are not found yet. The whole schedule has not been run.
 """
 
 from polaformer.tasks.segmentation.nano import SEMANTIC_FPN
@@ -10,7 +13,7 @@ from polaformer.tasks.segmentation.recipe import SegmentationRecipe
 NANO = SegmentationRecipe(
     name="camvid/semantic-fpn-pola-pvt-nano",
     paper="none; a comparison that a CPU can afford",
-    expected="TODO",
+    expected="31.0 % mIoU on test with --steps 600 (8 minutes of a core; a constant answer: 2.4 %); not run as it is",
     needs_data=True,
     **SEMANTIC_FPN,
     steps=2000,

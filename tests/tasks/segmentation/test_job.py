@@ -133,7 +133,9 @@ def test_windows_of_a_recipe_are_as_large_as_its_crops(scenes):
 
 def test_one_image_at_a_time_is_refused_where_batch_norm_cannot_train_on_it(scenes):
     """UPerNet averages an image to one cell."""
-    with pytest.raises(SettingsError, match=r"batch norm cannot train upernet on one image .* give a larger batch_size"):
+    with pytest.raises(
+        SettingsError, match=r"batch norm cannot train upernet on one image .* accumulation 4: give a larger batch_size"
+    ):
         prepare(upernet(scenes, accumulation=4))
     prepare(upernet(scenes, accumulation=2))
     prepare(tiny(scenes, accumulation=4))

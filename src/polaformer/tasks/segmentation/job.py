@@ -78,8 +78,8 @@ class SegmentationJob(DenseJob):
         if part == 1 and needs_two_images(self.description, (side, side)) and not shares_statistics():
             raise SettingsError(
                 f"batch norm cannot train {self.recipe.segmenter} on one image of {side} pixels at a time, since a map with "
-                f"one cell has no variance; give a larger batch_size ({self.recipe.batch_size}), a smaller accumulation "
-                f"({self.recipe.accumulation}), or fewer processes"
+                f"one cell has no variance; batch_size is {self.recipe.batch_size} and accumulation "
+                f"{self.recipe.accumulation}: give a larger batch_size, a smaller accumulation, or fewer processes"
             )
 
         def build(native: Grid | None) -> Segmenter:
