@@ -277,6 +277,8 @@ TRAIN: dict[str, Case] = {
         train("--mean", "0.1", "0.2"), USAGE, ["mean is (0.1, 0.2) and std (0.376,); give three numbers each"]
     ),
     "a mean that is none": Case(train(mean="nan"), USAGE, ["mean is (nan,)"]),
+    "a mean that is no number": Case(train(mean="nan"), USAGE, ["mean is (nan,)", "or one each, all finite, and std above 0"]),
+    "an infinite deviation": Case(train(std="inf"), USAGE, ["std (inf,); give three numbers each, or one each, all finite"]),
     "a tiny deviation": Case(train(std="1e-300"), USAGE, ["std is (1e-300,)"]),
     "images beyond memory": Case(train(img_size=99999999), USAGE, ["train: img_size is (99999999, 99999999)"]),
     "a crop beyond memory": Case(train(crop_pct=1e-9), USAGE, ["train: img_size is (8, 8) and crop_pct 1e-09"]),

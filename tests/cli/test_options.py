@@ -10,7 +10,7 @@ import pytest
 from commands import run
 from polaformer.cli.check import Check
 from polaformer.cli.evaluate import Evaluate
-from polaformer.cli.options import flag, parse, peek_option, positional_arguments, print_help
+from polaformer.cli.options import as_arguments, flag, parse, peek_option, positional_arguments, print_help
 from polaformer.cli.predict import Predict
 from polaformer.cli.resume import Resume
 from polaformer.cli.train import Train
@@ -55,6 +55,19 @@ class Some:
 
     def problems(self) -> list[str]:
         return ["number is 13; give another"] * (self.number == 13)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        Some(),
+        Some(number=-2, share=0.1, kind="a", path=Path("a b"), sizes=(1, 2), loud=True, shuffle=False, level=2, pair=(3, "x")),
+        Some(path=Path("--odd")),
+    ],
+)
+def test_arguments_of_options_are_those_that_they_are_parsed_from(given: Some) -> None:
+    assert parse(as_arguments(given, Some()), Some(), program="p") == (given,)
+    assert parse(as_arguments(Some(), given), given, program="p") == (Some(),)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from coco_files import (
     document,
     entry,
     write_coco,
+    write_image,
     write_json,
     write_split,
 )
@@ -29,7 +30,14 @@ from pictures import names, refused
 from polaformer.data.detection_images import DetectionReader
 from polaformer.data.detection_transforms import RandomView, Resize
 from polaformer.data.masks import mask_of
-from polaformer.data.sources.coco import CocoSource, absolute, digest_of_annotations, looks_like_coco, open_coco
+from polaformer.data.sources.coco import (
+    CocoSource,
+    absolute,
+    digest_of_annotations,
+    looks_like_coco,
+    open_coco,
+    open_coco_split,
+)
 from polaformer.errors import DataError, SettingsError
 
 SLICE = "coco-slice-480"
@@ -92,6 +100,7 @@ def test_a_test_split_is_found_too(tmp_path: Path) -> None:
 def test_without_validation_a_share_is_held_out_by_name_or_all_are_both(tmp_path: Path) -> None:
     annotations = [annotated(one, one, (-5, 1, 20, 20)) for one in range(1, 201)] + [annotated(999, 999)]
     write_json(tmp_path / "a.json", document([entry(one) for one in range(1, 201)], annotations))
+    write_image(tmp_path / "1.png")
     pair = f"{tmp_path / 'a.json'}:{tmp_path}"
     found = open_coco(pair, val_share=0.2)
     assert sorted([*names(found.train), *names(found.val)]) == sorted(f"{one}.png" for one in range(1, 201))
@@ -149,9 +158,29 @@ def test_what_is_no_layout_is_one_error_that_says_what_is(name: str, tmp_path: P
 def test_only_what_has_annotation_files_looks_like_coco(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {})
     write_json(tmp_path / "photos" / "annotations" / "notes.json", {})
-    others = ["", "digits", "hfds:x", "a\0b", "a" * 5000, str(tmp_path), str(tmp_path / "photos"), str(tmp_path / "a.json")]
-    assert not any(map(looks_like_coco, [*others, f"{tmp_path / 'gone.json'}:{tmp_path}"]))
+    others = ["", "digits", "hfds:x", "a\0b", "a" * 5000, str(tmp_path), str(tmp_path / "photos"), "a.jsonl", "images:masks"]
+    assert not any(map(looks_like_coco, others))
     assert looks_like_coco(f"{tmp_path / 'a.json'}:{tmp_path}")
+
+
+@pytest.mark.parametrize("data", ["gone.json:images", "instances_val2017.json", "a.json:x,gone.json:y"])
+def test_the_name_of_an_annotation_file_is_meant_for_detection_also_if_it_is_wrong(data: str, tmp_path: Path) -> None:
+    write_split(tmp_path, "a.json", "x", content(1))
+    data = ",".join(str(tmp_path / one) for one in data.split(",")).replace(":", f":{tmp_path}/")
+    assert looks_like_coco(data)
+    with refused("FILE.json:IMAGES"):
+        open_coco(data)
+
+
+def test_a_folder_without_the_images_is_refused(tmp_path: Path) -> None:
+    file = write_json(tmp_path / "a.json", content(1, 2))
+    with refused(f"there is no folder {tmp_path}/gone with the images of {file}; give"):
+        open_coco(f"{file}:{tmp_path}/gone")
+    (tmp_path / "empty").mkdir()
+    with refused(f"{tmp_path}/empty has none of the first 2 images of {file}, such as 1.png; give their folder"):
+        open_coco_split(f"{file}:{tmp_path}/empty", "val", classes=("dog", "cat", "mouse"))
+    write_image(tmp_path / "empty" / "2.png")
+    assert len(open_coco_split(f"{file}:{tmp_path}/empty", "val", classes=("dog", "cat", "mouse"))) == 2
 
 
 def test_names_of_data_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

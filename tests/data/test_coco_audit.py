@@ -10,9 +10,11 @@ import pytest
 from arena import shared
 from coco_files import write_coco, write_image, write_json
 from polaformer.data.audit import AuditReport, read_manifest, write_manifest
-from polaformer.data.sources.coco import open_coco
+from polaformer.data.sources.coco import open_coco, open_coco_to_check
 from polaformer.data.sources.coco_audit import audit
 from polaformer.data.sources.coco_file import NO_MASK
+from polaformer.errors import DataError
+from polaformer.tasks.detection.task import DETECTION, DetectionCheck
 
 
 @pytest.fixture
@@ -146,6 +148,33 @@ def test_images_that_are_both_splits_on_purpose_are_read_once(clean: Path) -> No
     pair = f"{clean / 'annotations' / 'instances_train2017.json'}:{clean / 'train2017'}"
     report = audit(open_coco(pair, val_share=0))
     assert (list(report.parts), report.problems) == (["train"], [])
+
+
+def test_data_without_training_images_are_read_too(clean: Path) -> None:
+    (clean / "annotations/instances_train2017.json").unlink()
+    report = audit(open_coco_to_check(str(clean)))
+    assert {name: part["images"] for name, part in report.parts.items()} == {"val": 3}
+    with pytest.raises(DataError, match="nothing to train on"):
+        open_coco(str(clean))
+
+
+def test_a_file_without_any_annotation_is_a_problem(clean: Path) -> None:
+    changed(clean, lambda content: content["annotations"].clear())
+    problems = found(audit(open_coco(str(clean))))
+    assert problems == [("train", "instances_train2017.json", "no object is annotated on any image; annotate some")]
+
+
+def test_check_counts_each_image_once(clean: Path) -> None:
+    """All of a single pair are both splits by default."""
+    pair = f"{clean / 'annotations' / 'instances_train2017.json'}:{clean / 'train2017'}"
+    totals, steps = list[int](), list[int]()
+
+    def begin(total: int) -> Callable[[], object]:
+        totals.append(total)
+        return lambda: steps.append(1)
+
+    checked = DETECTION.check(pair, DetectionCheck(), None, begin)
+    assert (totals, len(steps), checked.parts["train"]["images"]) == ([6], 6, 6)
 
 
 @pytest.mark.long

@@ -1,6 +1,7 @@
 """`check` on images with a class per pixel: every planted problem is found, and none in clean data."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from arena import shared
 from polaformer.data.audit import AuditReport, read_manifest, write_manifest
 from polaformer.data.sources.semantic import open_semantic
 from polaformer.data.sources.semantic_audit import audit
+from polaformer.errors import DataError
+from polaformer.tasks.segmentation.task import SEGMENTATION, SegmentationCheck
 from semantic_files import HEIGHT, WIDTH, mask, picture, save, write_pairs, write_semantic
 
 
@@ -42,6 +45,29 @@ def test_nothing_is_found_in_clean_data_and_their_facts_are_right(clean: Path) -
     assert len(counted) == 9
     assert len(report.digests) == 18
     assert {"train/1.png", "train/training/1.png", "val/101.png", "val/validation/101.png"} <= report.digests.keys()
+
+
+def test_data_without_training_images_are_read_too(clean: Path) -> None:
+    for folder in ("images", "annotations"):
+        shutil.rmtree(clean / folder / "training")
+    checked = SEGMENTATION.check(str(clean), SegmentationCheck(), None, lambda total: lambda: None)
+    assert {name: part["images"] for name, part in checked.parts.items()} == {"val": 3}
+    with pytest.raises(DataError, match="nothing to train on"):
+        open_semantic(str(clean))
+
+
+def test_check_counts_each_image_once(clean: Path) -> None:
+    """All of a single pair are both splits by default."""
+    shutil.copy(clean / "classes.txt", clean / "annotations")
+    data = f"{clean}/images/training:{clean}/annotations/training"
+    totals, steps = list[int](), list[int]()
+
+    def begin(total: int) -> Callable[[], object]:
+        totals.append(total)
+        return lambda: steps.append(1)
+
+    SEGMENTATION.check(data, SegmentationCheck(), None, begin)
+    assert (totals, len(steps)) == ([6], 6)
 
 
 def test_shares_of_many_classes_are_cut_short_as_text() -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import faults
 from faults import free_port
 from polaformer.tasks.classification.recipe import ClassificationRecipe
-from polaformer.training.slurm import first_host, slurm_variables
+from polaformer.training.slurm import first_host, num_processes, slurm_variables
 
 TOLERANCE = 1e-12
 
@@ -215,6 +215,7 @@ def test_slurms_variables_become_torchruns() -> None:
     }
     wanted = {"RANK": "11", "WORLD_SIZE": "16", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8", "MASTER_ADDR": "gpu04"}
     found = slurm_variables(given)
+    assert str(num_processes(given)) == found["WORLD_SIZE"]
     assert found.pop("MASTER_PORT").isdecimal()
     assert found == wanted
 
@@ -230,3 +231,4 @@ def test_slurms_variables_become_torchruns() -> None:
 )
 def test_outside_srun_and_under_torchrun_nothing_is_set(environment: dict[str, str]) -> None:
     assert slurm_variables(environment) == {}
+    assert num_processes(environment) == int(environment.get("WORLD_SIZE", "1"))

@@ -35,6 +35,15 @@ def find_checkpoint(arguments: Sequence[str], program: str) -> CheckpointOption:
     return CheckpointOption(path, weights, task_of_weights(weights))
 
 
+def about_options(about: str, arguments: Sequence[str], task: Task) -> str:
+    """The description of a command, with a sentence before its examples that says which task its options are for."""
+    more = (
+        "" if peek_option("checkpoint", arguments) else "; --checkpoint PATH --help lists those for the task of these weights"
+    )
+    text, example, examples = about.partition("Example:")
+    return f"{text.rstrip()}\n\n    The options below are for the task {task.name}{more}.\n\n    {example}{examples}"
+
+
 def task_for_help(arguments: Sequence[str], program: str) -> Task:
     """The task whose options the help lists: that of the weights if they are given, otherwise classification."""
     return find_checkpoint(arguments, program).task if peek_option("checkpoint", arguments) else find_task(DEFAULT)

@@ -3,16 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from polaformer.cli.checkpoint_option import CheckpointOption, find_checkpoint, task_for_help
+from polaformer.cli.checkpoint_option import CheckpointOption, about_options, find_checkpoint, task_for_help
 from polaformer.cli.command import REQUIRED, DynamicCommand
 from polaformer.cli.errors import UsageError
 from polaformer.cli.options import parse, print_help, wants_help
 from polaformer.cli.output import load, new_table, print_all, print_json, progress_bar
 from polaformer.extras import require
+
+if TYPE_CHECKING:
+    from polaformer.tasks.job import Evaluation
 
 PROGRAM = "polaformer eval"
 
@@ -22,8 +25,7 @@ class Evaluate(DynamicCommand):
     """Evaluate a model on a split of a dataset, by default validation.
 
     Each sample is counted once, even with several processes. Samples are preprocessed as the weights file specifies. The
-    authors squash images to squares; --resize shorter crops them instead, as is usual. The options below are for image
-    classification; --checkpoint PATH --help lists those for the task of these weights.
+    authors squash the images of classification to squares; --resize shorter crops them instead, as is usual.
 
     Example: polaformer eval --checkpoint runs/digits/pola-vit-tiny/20261116-120000-0
 
@@ -41,7 +43,8 @@ class Evaluate(DynamicCommand):
     def run_arguments(cls, arguments: Sequence[str]) -> int:
         """Evaluates the weights; the available options depend on their task."""
         if wants_help(arguments):
-            return print_help(PROGRAM, cls.__doc__ or "", cls(), task_for_help(arguments, PROGRAM).evaluation())
+            task = task_for_help(arguments, PROGRAM)
+            return print_help(PROGRAM, about_options(cls.__doc__ or "", arguments, task), cls(), task.evaluation())
         checkpoint = find_checkpoint(arguments, PROGRAM)
         command, options = parse(arguments, cls(), checkpoint.task.evaluation(), program=PROGRAM)
         require("train", "accelerate")
@@ -70,19 +73,25 @@ class Evaluate(DynamicCommand):
         if accelerator.is_main_process:
             if evaluation.save is not None:
                 evaluation.save(counts)
-            self._report(counts, checkpoint, options.split, evaluation.about)
+            self._report(counts, checkpoint, options.split, evaluation)
         return 0
 
-    def _report(self, counts: Any, checkpoint: CheckpointOption, split: str, about: dict[str, Any]) -> None:
+    def _report(self, counts: Any, checkpoint: CheckpointOption, split: str, evaluation: "Evaluation") -> None:
+        about, details = evaluation.about, {} if evaluation.details is None else evaluation.details(counts)
         record, noun = counts.record(), checkpoint.task.recipe.terms.sample_noun
         if self.json:
             known = {"command": "eval", "checkpoint": str(checkpoint.weights), "split": split, **about}
-            known |= {"unreadable": len(counts.bad), "result": record, f"unreadable_{noun}": counts.bad}
+            known |= {"unreadable": len(counts.bad), "result": record, **details, f"unreadable_{noun}": counts.bad}
             print_json(known)
             return
-        table = new_table(f"{checkpoint.weights} on {record['samples']:,} {noun}", "", "")
-        for name, text in counts.summary().items():
-            table.add_row(name, text)
+        columns: Sequence[str] = ("", "")
+        rows: Sequence[Sequence[str]] = list(counts.summary().items())
+        if evaluation.table is not None:
+            shown = evaluation.table(counts)
+            columns, rows = shown.columns, shown.rows
+        table = new_table(f"{checkpoint.weights} on {record['samples']:,} {noun}", *columns)
+        for row in rows:
+            table.add_row(*row)
         for name, value in about.items():
             table.add_row(name.replace("_", " "), str(value))
         table.add_row("unreadable, skipped", f"{len(counts.bad)}")

@@ -85,6 +85,23 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def as_arguments(options: Any, defaults: Any) -> list[str]:
+    """The arguments that `parse` makes the options from, for what differs from the defaults."""
+    found: list[str] = []
+    for name in option_names(options):
+        value = getattr(options, name)
+        if value == getattr(defaults, name):
+            continue
+        if isinstance(value, bool):
+            found.append(flag(name) if value else flag(f"no_{name}"))
+        elif isinstance(value, tuple):
+            found += [flag(name), *map(str, value)]
+        else:
+            found.append(f"{flag(name)}={value}" if str(value).startswith("--") else flag(name))
+            found += [str(value)] * (not str(value).startswith("--"))
+    return found
+
+
 class _Declarations(NamedTuple):
     """The options that some dataclasses declare: their types by name, and which field is positional."""
 

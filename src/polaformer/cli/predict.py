@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from polaformer.cli.checkpoint_option import CheckpointOption, find_checkpoint, task_for_help
+from polaformer.cli.checkpoint_option import CheckpointOption, about_options, find_checkpoint, task_for_help
 from polaformer.cli.command import REQUIRED, DynamicCommand
 from polaformer.cli.errors import BAD_DATA, UsageError
 from polaformer.cli.options import parse, print_help, wants_help
@@ -21,12 +21,13 @@ PROGRAM = "polaformer predict"
 class Predict(DynamicCommand):
     """Predict with a trained model: classes of images and documents, or objects on images.
 
-    Unreadable inputs are listed at the end and make the exit code 65; the other inputs are still predicted. The options below
-    are for image classification; --checkpoint PATH --help lists those for the task of these weights.
+    Unreadable inputs are listed at the end and make the exit code 65; the other inputs are still predicted.
 
     Example: polaformer predict "a superb, moving film" --checkpoint runs/lra/text-pola-a3/20261118-120000-0
 
     Example: polaformer predict cat.jpg dog.png --checkpoint runs/digits/pola-vit-tiny/20261116-120000-0 --top 3
+
+    Example: polaformer predict street.jpg --checkpoint runs/coco/mask-rcnn-pola-pvt-nano/20261118-120000-0 --out drawn
     """
 
     inputs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="INPUT", help_behavior_hint=REQUIRED)]] = (
@@ -46,7 +47,8 @@ class Predict(DynamicCommand):
     def run_arguments(cls, arguments: Sequence[str]) -> int:
         """Predicts the inputs; the available options depend on the task of the weights."""
         if wants_help(arguments):
-            return print_help(PROGRAM, cls.__doc__ or "", cls(), task_for_help(arguments, PROGRAM).prediction())
+            task = task_for_help(arguments, PROGRAM)
+            return print_help(PROGRAM, about_options(cls.__doc__ or "", arguments, task), cls(), task.prediction())
         if not arguments:
             raise UsageError("; ".join(cls().problems()))
         checkpoint = find_checkpoint(arguments, PROGRAM)

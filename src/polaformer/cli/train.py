@@ -62,7 +62,7 @@ class Train(DynamicCommand):
             raise UsageError(
                 f"{first!r} comes before the recipe; name the recipe first: polaformer train digits/pola-vit-tiny {first} …"
             )
-        recipe, program = _find_recipe(first), f"polaformer train {first}"
+        recipe, program = find_recipe(first), f"polaformer train {first}"
         if wants_help(arguments):
             return print_help(program, f"{_origin(recipe)}\n\nExample: {program} --epochs 10 --seed 1", recipe, cls())
         command, changed = parse(arguments[1:], cls(), recipe, program=program)
@@ -118,7 +118,7 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(one for own in parts for one in own)
 
 
-def _find_recipe(name: str) -> Recipe:
+def find_recipe(name: str) -> Recipe:
     """The recipe of that name, with no more data workers than this machine has cores for."""
     recipe = find(name)
     return replace(recipe, num_workers=workers_for_cores(recipe.num_workers))

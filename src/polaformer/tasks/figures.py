@@ -100,3 +100,9 @@ class Curves:
 
 
 Figure = Text | Rows | Confusion | Predictions | AttentionInputs | Pictures | Curves
+
+
+def selection(num_worst: int, which: str, num_random: int) -> str:
+    """How many pictures were chosen, and how: those that are worst come first. which: those are the worst."""
+    worst = [f"{num_worst} {which}"] * (num_worst > 0)
+    return ", then ".join([*worst, f"{num_random} at random"]) if num_random else "".join(worst)

@@ -1,6 +1,8 @@
 """What recipes for images share: unreadable images, and the backbone. Needs no PyTorch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Literal
 
 from polaformer.tasks.attention_options import attention_option_problems, parse_attention_options
@@ -10,6 +12,14 @@ from polaformer.tasks.task import ResumeOptions
 ON_BAD_IMAGE = ("error", "skip")
 PER_STAGE = ("dims", "depths", "num_heads", "mlp_ratios", "reductions")
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def normalisation_problems(mean: Sequence[float], std: Sequence[float], *, or_one: bool = False) -> list[str]:
+    """The problem with the mean and deviation of three channels, if any; or_one: one channel is allowed too."""
+    fits = len(mean) in ((1, 3) if or_one else (3,)) and len(std) == len(mean)
+    if fits and all(map(isfinite, (*mean, *std))) and all(one > 0 for one in std):
+        return []
+    return [f"mean is {mean} and std {std}; give three numbers each{', or one each' * or_one}, all finite, and std above 0"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,6 +64,6 @@ class ImageTask(Task):
     def check(self, data: str, options: Any, known: Mapping[str, str] | None, begin: Callable[[int], Advance]) -> Audit:
         """Reads all images of all splits, with what is known about them."""
         found, audit = self.audited(data, options)
-        advance = begin(sum(len(source) for source in found.splits.values()))
+        advance = begin(sum(len(source) for source in found.different.values()))
         report = audit(found, known, num_workers=options.num_workers, advance=advance)
         return Audit(report.parts, [problem._asdict() for problem in report.problems], report.digests)

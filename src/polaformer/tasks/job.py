@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from polaformer.tasks.figures import Figure
+from polaformer.tasks.figures import Figure, Rows
 from polaformer.tasks.recipe import Recipe
 from polaformer.tasks.task import Advance, Answers
 from polaformer.training.job import Job, Objective
@@ -22,6 +22,8 @@ class Evaluation:
     batches: Callable[[int, int], Generator[Any, None, None]]  # likewise
     about: dict[str, Any]  # preprocessing and other settings, for tables and JSON
     save: Callable[[Any], None] | None = None  # writes files from the merged counts, in one process; None: there are none
+    details: Callable[[Any], dict[str, Any]] | None = None  # of the merged counts, more for JSON
+    table: Callable[[Any], Rows] | None = None  # of the merged counts, instead of their summary
 
 
 class Predictor(Protocol):
@@ -54,6 +56,11 @@ class TaskJob(Job, Protocol):
     @property
     def notices(self) -> Sequence[str]:
         """What the user should know before training, such as what was repaired in the data, a line each."""
+        ...
+
+    @property
+    def same_as_train(self) -> Sequence[str]:
+        """The splits whose samples are those that are trained on."""
         ...
 
     @property

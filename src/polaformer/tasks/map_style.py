@@ -55,6 +55,11 @@ class MapStyleJob:
         """The validation split, evaluated while training, and the others, evaluated at the end."""
         return tuple(name for name in self.parts if name != "train")
 
+    @property
+    def same_as_train(self) -> tuple[str, ...]:
+        """The splits whose samples are those that are trained on."""
+        return tuple(name for name in self.splits if self.parts[name] is self.parts["train"])
+
     def check_processes(self, world: int) -> None:
         """Raises SettingsError unless `world` processes can share the work."""
         recipe, pieces = self.recipe, world * self.recipe.accumulation

@@ -97,6 +97,14 @@ def test_a_model_with_low_scores_is_shown_with_its_best_detections() -> None:
     assert [caption for caption, _ in figures["Predictions"].rows[0].pictures][1].startswith("prediction: 1 detection,")
 
 
+def test_a_caption_does_not_tell_of_images_that_are_not_shown() -> None:
+    every = [image(number, boxes(1), {0: 0.9}) for number in (1, 2)]
+    assert figures_of(every)[0]["Predictions"].caption.startswith("Of the 2 validation images: 2 at random. ")
+    figures, _ = figures_of([image(1, boxes(1), {})])
+    wanted = "Of the 1 validation images: 1 with the lowest recall, those with the most objects first. "
+    assert figures["Predictions"].caption.startswith(wanted)
+
+
 def test_nothing_detected_and_nothing_readable_are_reported_too() -> None:
     figures, _ = figures_of([image(1, boxes(2), {}), image(2, [], {})], unreadable=(1, 2))
     assert isinstance(figures["Predictions"], Text)

@@ -1,6 +1,8 @@
 """Training, resuming, evaluating and predicting with detectors, on tiny data in the format of COCO."""
 
+import html
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +17,10 @@ from commands import run as call
 from commands import run_apart
 from faults import Kill
 from polaformer.attention import names as mechanism_names
-from polaformer.errors import SettingsError
+from polaformer.cli.options import as_arguments
+from polaformer.errors import DataError, SettingsError
 from polaformer.recipes.coco import RECIPES
+from polaformer.recipes.registry import find
 from polaformer.tasks.dense import memory_limit
 from polaformer.tasks.dense.trained_model import class_parameters
 from polaformer.tasks.detection.job import DetectionJob, describe, largest_size
@@ -95,6 +99,8 @@ def test_the_schedules_are_those_of_the_paper(objects):
         ({"hflip": -1.0}, "hflip is -1.0"),
         ({"val_share": 1.0}, "val_share is 1.0"),
         ({"std": (0.0, 1.0, 1.0)}, "std above 0"),
+        ({"mean": (float("nan"), 0.0, 0.0)}, "mean is .*; give three numbers each, all finite"),
+        ({"std": (1.0, 1.0, float("inf"))}, "give three numbers each, all finite, and std above 0"),
         ({"anchor_scale": 0.0}, "anchor_scale is 0.0; give a number > 0"),
         ({"num_proposals": 0}, "num_proposals is 0; give an integer ≥ 1"),
         ({"checkpoint": "a", "backbone": "b"}, "checkpoint and backbone are both given"),
@@ -154,6 +160,14 @@ def test_masks_are_required_by_detectors_that_learn_them(tmp_path):
         tiny(tmp_path).job()
     regions = {name: getattr(DetectionRecipe(), name) for name in ("box_width", "mask_width", "num_samples", "num_proposals")}
     assert not tiny(tmp_path, detector="retinanet", **regions).job().description.has_masks
+
+
+def test_objects_are_required(tmp_path):
+    for split in ("train", "val"):
+        content = document([entry(one) for one in range(1, 5)], [])
+        write_split(tmp_path, f"annotations/instances_{split}2017.json", f"{split}2017", content)
+    with pytest.raises(DataError, match="there is no object to train on; annotate some"):
+        tiny(tmp_path).job()
 
 
 # ---- the job ----
@@ -276,6 +290,29 @@ def test_eval_writes_results_that_pycocotools_accept(run, tmp_path, capsys):
         truth.loadRes(boxes)
 
 
+def test_eval_tells_all_numbers_and_those_of_each_class(run, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "150")
+    code, out, errors = call(["eval", "--checkpoint", run, "--json", "--num-workers", "0"], capsys)
+    assert code == 0, errors
+    found = json.loads(out)
+    assert [one["class"] for one in found["per_class"]] == [name for _, name in sorted(zip(IDS, NAMES, strict=True))]
+    assert sum(one["objects"] for one in found["per_class"]) == 7
+    for kind in ("box", "mask"):
+        mean = sum(one[f"{kind}_AP"] for one in found["per_class"]) / 3
+        assert mean == pytest.approx(found["result"][f"{kind}_AP"])
+        assert all(one[f"{kind}_AP50"] >= one[f"{kind}_AP"] for one in found["per_class"])
+    code, out, errors = call(["eval", "--checkpoint", run, "--num-workers", "0"], capsys)
+    assert code == 0, errors
+    [header] = [line.split()[1::2] for line in out.splitlines() if line.startswith("┃")]
+    assert header == ["metric", "box", "mask"]
+    rows = {line.split("│")[1].strip(): line.split("│")[2:4] for line in out.splitlines() if line.startswith("│")}
+    for name in ("AP", "AP50", "AP75", "AP small", "AP medium", "AP large", "AR1", "AR10", "AR100", "AR small", "AR medium"):
+        for kind, text in zip(("box", "mask"), rows[name], strict=True):
+            value = found["result"][f"{kind}_{name.replace(' ', '_')}"]
+            assert text.strip() == ("–" if value is None else f"{value:.1f}")
+    assert rows["shorter side"][0].strip() == "64"
+
+
 def load(run: Path) -> dict:
     return json.loads((run / "config.json").read_text())["options"]
 
@@ -310,6 +347,45 @@ def test_predict_does_not_overwrite_its_inputs(run, tmp_path, capsys):
     assert image.read_bytes() == before
 
 
+def test_help_is_for_the_task_of_the_weights(run, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "150")
+    for command in ("predict", "eval"):
+        code, out, _ = call([command, "--checkpoint", run, "--help"], capsys)
+        assert code == 0
+        assert "The options below are for the task detection." in out
+        assert "image classification" not in out
+        code, out, _ = call([command, "--help"], capsys)
+        assert "The options below are for the task classification; --checkpoint PATH --help lists those for" in out
+
+
+def test_a_detector_that_is_validated_on_its_training_images_tells_so(objects, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "150")
+    data = f"{objects}/annotations/instances_train2017.json:{objects}/train2017"
+    small = {
+        name: SMALL[name]
+        for name in ("dims", "depths", "num_heads", "mlp_ratios", "sizes", "eval_size", "max_size", "fpn_width")
+    }
+    times = {"steps": 2, "milestones": (1,), "warmup_steps": 0, "batch_size": 2, "group_size": 1, "num_workers": 0}
+    options = small | times | {"data": data, "val_share": 0.0, "detector": "retinanet"}
+    recipe = replace(find("coco/retinanet-pola-pvt-nano"), **options)
+    arguments = as_arguments(recipe, find(recipe.name))
+    code, out, errors = call(["train", recipe.name, *arguments, "--out", tmp_path / "run"], capsys)
+    assert code == 0, errors
+    assert "on 10 images (val: the training images)" in out
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "On 10 training images." in page
+    assert "Of the 10 training images: " in page
+    assert "validation images" not in page
+
+
+def test_the_command_in_the_report_has_the_options_that_were_given(run):
+    page = html.unescape((run / "report.html").read_text())
+    [command] = re.findall(r"polaformer train coco/mask-rcnn-pola-pvt-nano[^<\n]*", page)
+    for option in ("--sizes 48 64", "--steps 4", "--box-width 16", "--data "):
+        assert option in command
+    assert "--lr" not in command
+
+
 def test_the_report_shows_predictions_and_curves(run):
     page = (run / "report.html").read_text()
     for heading in ("Predictions", "Precision and recall", "Average precision by class"):
@@ -341,6 +417,9 @@ def test_help_dry_run_check_and_models(objects, capsys):
     code, out, _ = call(["check", objects, "--json"], capsys)
     assert code == 0
     assert json.loads(out)["parts"]["train"]["images"] == 10
+    code, _, errors = call(["check", "nope.json:images"], capsys)
+    assert code == 65
+    assert "FILE.json:IMAGES" in " ".join(errors.split())
 
 
 def test_the_list_has_the_models_of_all_recipes_and_their_softmax_twins():

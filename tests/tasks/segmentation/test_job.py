@@ -96,6 +96,8 @@ def test_the_schedules_are_those_of_the_paper():
         ({"hflip": -1.0}, "hflip is -1.0"),
         ({"val_share": 1.0}, "val_share is 1.0"),
         ({"std": (0.0, 1.0, 1.0)}, "std above 0"),
+        ({"mean": (float("nan"), 0.0, 0.0)}, "mean is .*; give three numbers each, all finite"),
+        ({"std": (1.0, 1.0, float("inf"))}, "give three numbers each, all finite, and std above 0"),
         ({"checkpoint": "a", "backbone": "b"}, "checkpoint and backbone are both given"),
         ({"model": "pola_deit_tiny"}, "pola_deit_tiny"),
         ({"model": "pola_pvt_tinny"}, "did you mean 'pola_pvt_tiny'"),
@@ -270,6 +272,9 @@ def test_eval_slides_scales_and_flips(run, capsys):
 
     usual = result()
     assert (usual["mode"], usual["shorter_side"], usual["scales"], usual["flip"]) == ("whole", 48, [1.0], False)
+    assert [one["class"] for one in usual["per_class"]] == list(NAMES)
+    assert sum(one["IoU"] for one in usual["per_class"]) / 3 == pytest.approx(usual["result"]["mIoU"])
+    assert sum(one["pixels"] for one in usual["per_class"]) == usual["result"]["pixels"]
     large = result("--mode", "slide", "--window", "96")
     assert (large["mode"], large["window"], large["stride"]) == ("slide", 96, 64)
     assert large["result"] == usual["result"]

@@ -16,9 +16,10 @@ from polaformer.data.images import read_file, read_image
 from polaformer.data.sources.coco_annotations import Annotation as Annotation
 from polaformer.data.sources.coco_file import read_coco
 from polaformer.data.sources.path_pairs import absolute_name, named_pairs
-from polaformer.data.sources.source import Splits, held_out
+from polaformer.data.sources.source import NamedSplits, SomeSplits, Splits, held_out
 from polaformer.errors import DataError, ImageError, printable
 
+NUM_TRIED = 20  # images of a file, to see whether they are in the folder
 ANNOTATIONS = "annotations"  # the folder of the JSON files
 _FILE = re.compile(r"instances_((train|val|test)(?:\d{4})?)\.json")
 _PAIR = re.compile(r"(.+?\.json):(.+)", re.DOTALL)
@@ -55,6 +56,11 @@ class CocoSource:
 
     def __len__(self) -> int:
         return len(self._names)
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether there is an object on any image, crowd regions aside."""
+        return any(not one.crowd for index in range(len(self)) for one in self.annotations(index))
 
     @property
     def repaired(self) -> Counter[str]:
@@ -114,9 +120,9 @@ def open_coco(data: str, *, classes: tuple[str, ...] | None = None, val_share: f
     classes: the class names in the order of their labels, such as those of a trained model; by default the training split's.
     val_share: the share of images to hold out if there is no validation split, always the same; with 0 all images are both.
     """
-    files = _pairs(data) or _files_of_folder(Path(data))
-    train = CocoSource(*files["train"], classes)
-    others = {split: CocoSource(*files[split], train.classes) for split in ("val", "test") if split in files}
+    files = _files_of(data)
+    train = _opened(*files["train"], classes)
+    others = {split: _opened(*files[split], train.classes) for split in ("val", "test") if split in files}
     if "val" in others:
         return DetectionSplits(train, **others)
     found = _hold_out(train, val_share) if val_share else DetectionSplits(train, train, **others)
@@ -128,20 +134,32 @@ def open_coco_split(data: str, split: str, *, classes: tuple[str, ...], val_shar
 
     A single pair of file and folder is taken whole, whatever the split. The other arguments are those of `open_coco`.
     """
-    pairs = _pairs(data)
-    if len(pairs) == 1:
-        return CocoSource(*pairs["train"], classes)
-    files = pairs or _files_of_folder(Path(data), for_training=False)
+    files = _files_of(data, for_training=False)
+    if len(_pairs(data)) == 1:
+        return _opened(*files["train"], classes)
     if split in files:
-        return CocoSource(*files[split], classes)
+        return _opened(*files[split], classes)
     return open_coco(data, classes=classes, val_share=val_share).split(split)
 
 
+def open_coco_to_check(data: str, *, val_share: float = 0.0) -> NamedSplits[CocoSource]:
+    """All splits that there are, of which none need be for training; raises DataError.
+
+    The arguments are those of `open_coco`.
+    """
+    files = _files_of(data, for_training=False)
+    if "train" in files or not files:
+        return open_coco(data, val_share=val_share)
+    found: dict[str, CocoSource] = {}
+    for split, one in files.items():
+        found[split] = _opened(*one, next(iter(found.values())).classes if found else None)
+    return SomeSplits(found)
+
+
 def looks_like_coco(data: str) -> bool:
-    """Whether it names data in the format of COCO, by file names alone; quick, and never raises."""
+    """Whether it names data in the format of COCO, by names alone, as FILE.json:IMAGES does; quick, and never raises."""
     try:
-        pairs = _pairs(data)
-        return Path(pairs["train"][0]).is_file() if pairs else bool(_annotation_files(Path(data)))
+        return bool(_pairs(data)) or data.endswith(".json") or bool(_annotation_files(Path(data)))
     except (OSError, ValueError):
         return False
 
@@ -160,6 +178,14 @@ def digest_of_annotations(source: CocoSource) -> str:
 def _pairs(data: str) -> dict[str, tuple[Path, Path]]:
     """Annotation file and image folder by split, if the data are named by pairs of them; else none."""
     return named_pairs(data, _PAIR)
+
+
+def _files_of(data: str, *, for_training: bool = True) -> dict[str, tuple[Path, Path]]:
+    """Annotation file and image folder by split; raises DataError."""
+    pairs = _pairs(data)
+    if missing := [file for file, _ in pairs.values() if not os.path.lexists(file)]:
+        raise DataError(f"there is no annotation file {missing[0]}; {_GIVE}")
+    return pairs or _files_of_folder(Path(data), for_training=for_training)
 
 
 def _files_of_folder(root: Path, *, for_training: bool = True) -> dict[str, tuple[Path, Path]]:
@@ -193,6 +219,17 @@ def _annotation_files(root: Path) -> dict[str, list[str]]:
         if match is not None:
             found.setdefault(match[2], []).append(match[1])
     return found
+
+
+def _opened(file: Path, folder: Path, classes: tuple[str, ...] | None) -> CocoSource:
+    """The images of a file; raises DataError if the folder has none of the first ones: it is another one then."""
+    source = CocoSource(file, folder, classes)
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder} with the images of {file}; {_GIVE}")
+    first = source._names[:NUM_TRIED]
+    if first and not any((folder / name).exists() for name in first):
+        raise DataError(f"{folder} has none of the first {len(first)} images of {file}, such as {first[0]}; give their folder")
+    return source
 
 
 def _hold_out(source: CocoSource, share: float) -> DetectionSplits:

@@ -7,12 +7,13 @@ import numpy as np
 
 from polaformer.data.audit import AuditReport, Duplicates, ImageProblem, SampleProblem, changes, inspect_all, span_of_sizes
 from polaformer.data.masks import has_pixels, rle_of
-from polaformer.data.sources.coco import CocoSource, DetectionSplits
+from polaformer.data.sources.coco import CocoSource
+from polaformer.data.sources.source import NamedSplits
 from polaformer.errors import printable
 
 
 def audit(
-    data: DetectionSplits,
+    data: NamedSplits[CocoSource],
     known: Mapping[str, str] | None = None,
     *,
     num_workers: int = 2,
@@ -24,13 +25,12 @@ def audit(
     """
     report = AuditReport()
     duplicates = Duplicates("image", data.classes)
-    for split, source in data.splits.items():
-        if source is data.train and split != "train":  # all images are both, as asked for
-            continue
+    for split, source in data.different.items():
         inspected = inspect_all(source, num_workers, advance)
         report.parts[split] = _facts(source) | {"sizes": span_of_sizes(inspected)}
         report.digests[f"{split}/{printable(source.file.name)}"] = source.digest
-        report.problems += [SampleProblem(split, *one) for one in (*_repairs(source), *_without_pixels(source))]
+        found = (*_repairs(source), *_without_pixels(source), *_nothing_annotated(source))
+        report.problems += [SampleProblem(split, *one) for one in found]
         for index, one in enumerate(inspected):
             name = source.name(index)
             problem = one.problem
@@ -66,6 +66,12 @@ def _repairs(source: CocoSource) -> Iterator[tuple[str, str]]:
     names = {source.image_id(index): source.name(index) for index in range(len(source))}
     for repair in source.repairs:
         yield f"{names[repair.image]}, {repair.where}" if repair.image in names else repair.where, repair.what
+
+
+def _nothing_annotated(source: CocoSource) -> Iterator[tuple[str, str]]:
+    """The annotation file, if it has no object that counts."""
+    if not source.has_objects:
+        yield printable(source.file.name), "no object is annotated on any image; annotate some"
 
 
 def _without_pixels(source: CocoSource) -> Iterator[tuple[str, str]]:

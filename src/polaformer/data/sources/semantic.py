@@ -16,7 +16,7 @@ from polaformer.data.images import decode_values, read_file, read_image
 from polaformer.data.sources.label_sets import CLASSES_FILE, LabelSet, find_label_set, pack_colours
 from polaformer.data.sources.path_pairs import absolute_name
 from polaformer.data.sources.semantic_folders import GIVE, Folders, folder_pairs, folders_below, holds_images, matched
-from polaformer.data.sources.source import Splits, held_out
+from polaformer.data.sources.source import NamedSplits, SomeSplits, Splits, held_out
 from polaformer.errors import DataError, ImageError, printable
 
 MAX_VALUES = 10  # that a message names
@@ -144,6 +144,18 @@ def open_semantic_split(
     if len(pairs) == 1 or is_whole:
         return SemanticSource(folders["train" if len(pairs) == 1 else split], _label_set(data, folders, label_set, classes))
     return open_semantic(data, label_set=label_set, classes=classes, val_share=val_share).split(split)
+
+
+def open_semantic_to_check(data: str, *, label_set: str | None = None, val_share: float = 0.0) -> NamedSplits[SemanticSource]:
+    """All splits that there are, of which none need be for training; raises DataError.
+
+    The arguments are those of `open_semantic`.
+    """
+    folders = folder_pairs(data) or _folders_of(Path(data))
+    if "train" in folders:
+        return open_semantic(data, label_set=label_set, val_share=val_share)
+    meaning = _label_set(data, folders, label_set, None)
+    return SomeSplits({split: SemanticSource(one, meaning) for split, one in folders.items()})
 
 
 def looks_like_semantic(data: str) -> bool:

@@ -9,7 +9,8 @@ import numpy as np
 
 from polaformer.data.audit import AuditReport, Duplicates, ImageProblem, Inspected, SampleProblem, changes, each, span_of_sizes
 from polaformer.data.sources.label_sets import IGNORED
-from polaformer.data.sources.semantic import SemanticSource, SemanticSplits
+from polaformer.data.sources.semantic import SemanticSource
+from polaformer.data.sources.source import NamedSplits
 from polaformer.errors import ImageError
 
 MAX_SHOWN = 12  # classes in a table
@@ -32,7 +33,7 @@ class ClassShares(dict[str, float]):
 
 
 def audit(
-    data: SemanticSplits,
+    data: NamedSplits[SemanticSource],
     known: Mapping[str, str] | None = None,
     *,
     num_workers: int = 2,
@@ -44,9 +45,7 @@ def audit(
     """
     report = AuditReport()
     duplicates = Duplicates("image", data.classes)
-    for split, source in data.splits.items():
-        if source is data.train and split != "train":  # all images are both, as asked for
-            continue
+    for split, source in data.different.items():
         inspected = each(partial(_inspect, source), len(source), num_workers, advance)
         counts = sum((one.counts for one in inspected if one.counts is not None), np.zeros(256, dtype=np.int64))
         report.parts[split] = _facts(source, counts) | {"sizes": span_of_sizes(one.image for one in inspected)}

@@ -39,18 +39,45 @@ class Source(Images, Protocol):
 AnyImages = TypeVar("AnyImages", bound=Images)
 
 
+class NamedSplits(Generic[AnyImages]):
+    """Splits by name, at least one, which all have the same classes."""
+
+    @property
+    def splits(self) -> dict[str, AnyImages]:
+        """The existing splits by name."""
+        raise NotImplementedError
+
+    @property
+    def different(self) -> dict[str, AnyImages]:
+        """The splits by name, each source once: all images may be those to train on and those to validate on."""
+        first = {id(source): name for name, source in reversed(self.splits.items())}
+        return {name: source for name, source in self.splits.items() if first[id(source)] == name}
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The class names."""
+        return next(iter(self.splits.values())).classes
+
+
 @dataclass(frozen=True)
-class Splits(Generic[AnyImages]):
+class SomeSplits(NamedSplits[AnyImages]):
+    """Whatever splits data have, to be checked."""
+
+    found: dict[str, AnyImages]
+
+    @property
+    def splits(self) -> dict[str, AnyImages]:
+        """The existing splits by name."""
+        return self.found
+
+
+@dataclass(frozen=True)
+class Splits(NamedSplits[AnyImages]):
     """Images to train on, to validate on and, optionally, to test on; all splits have the same classes."""
 
     train: AnyImages
     val: AnyImages
     test: AnyImages | None = None
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The class names."""
-        return self.train.classes
 
     @property
     def splits(self) -> dict[str, AnyImages]:

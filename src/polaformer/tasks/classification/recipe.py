@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from polaformer.extras import require
-from polaformer.tasks.image_recipe import IMAGENET_MEAN, IMAGENET_STD, ImageRecipe
+from polaformer.tasks.image_recipe import IMAGENET_MEAN, IMAGENET_STD, ImageRecipe, normalisation_problems
 from polaformer.training.metric import Metric, TaskTerms
 
 if TYPE_CHECKING:
@@ -96,8 +96,7 @@ class ClassificationRecipe(ImageRecipe):
 
     def _size_problems(self) -> list[str]:
         found = [f"img_size is {self.img_size}; give an integer ≥ 1"] * (self.img_size < 1)
-        if len(self.mean) not in (1, 3) or len(self.std) != len(self.mean) or not all(s > 0 for s in self.std):
-            found.append(f"mean is {self.mean} and std {self.std}; give three numbers each, or one each, and std above 0")
+        found += normalisation_problems(self.mean, self.std, or_one=True)
         part = self.batch_size // max(self.accumulation, 1)
         if (self.mixup > 0 or self.cutmix > 0) and part % 2:
             found.append(f"mixup and cutmix need an even number of images, not {part}; change batch_size, or set both to 0")

@@ -83,6 +83,11 @@ class DenseJob(MapStyleJob):
             )
         return _with_shared_statistics(model)
 
+    @property
+    def validated_on(self) -> str:
+        """Which images are those of validation, for figures."""
+        return "training" if "val" in self.same_as_train else "validation"
+
 
 def shares_statistics() -> bool:
     """Whether batch norm takes its statistics from all processes: on several GPUs, as published; there is none for CPUs."""

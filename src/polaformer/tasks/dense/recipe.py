@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from polaformer.tasks.image_recipe import IMAGENET_MEAN, IMAGENET_STD, ImageRecipe
+from polaformer.tasks.image_recipe import IMAGENET_MEAN, IMAGENET_STD, ImageRecipe, normalisation_problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +31,7 @@ class DenseRecipe(ImageRecipe):
             found.append("checkpoint and backbone are both given; give one: a whole model, or weights of its backbone")
         if not 0 <= self.val_share < 1:
             found.append(f"val_share is {self.val_share}; give a number in [0, 1)")
-        if len(self.mean) != 3 or len(self.std) != 3 or not all(s > 0 for s in self.std):
-            found.append(f"mean is {self.mean} and std {self.std}; give three numbers each, and std above 0")
-        return found + self.share_problems("hflip")
+        return found + normalisation_problems(self.mean, self.std) + self.share_problems("hflip")
 
     def share_problems(self, *names: str) -> list[str]:
         """The fields of these names that are not in [0, 1]."""

@@ -20,7 +20,7 @@ from polaformer.data.sources.coco import CocoSource
 from polaformer.errors import ImageError
 from polaformer.tasks.detection.average_precision import ImageResult
 from polaformer.tasks.detection.counts import DetectionCounts
-from polaformer.tasks.figures import Curves, Figure, PictureRow, Pictures, Rows, Text
+from polaformer.tasks.figures import Curves, Figure, PictureRow, Pictures, Rows, Text, selection
 
 NUM_WORST, NUM_TYPICAL = 4, 4
 MIN_SCORE = 0.3  # of detections that are shown …
@@ -48,7 +48,7 @@ def collect_figures(counts: DetectionCounts, source: CocoSource, split: str = "v
     return {
         "Predictions": _predictions(counts, source, split) or Text(f"None of the {split} images could be read."),
         "Precision and recall": _curves(counts, split),
-        "COCO metrics": _metrics(counts),
+        "COCO metrics": coco_metrics(counts),
         "Average precision by class": _classes(counts, source.classes, split),
     }
 
@@ -96,9 +96,10 @@ def _predictions(counts: DetectionCounts, source: CocoSource, split: str) -> Pic
         for why, chosen in (("lowest recall", worst), ("drawn at random", typical))
         for number, image in chosen.items()
     ]
+    chosen = selection(len(worst), "with the lowest recall, those with the most objects first", len(typical))
     caption = (
-        f"Of the {len(found):,} {split} images: {len(worst)} with the lowest recall, those with the most objects first, then "
-        f"{len(typical)} at random. Detections with a score ≥ {100 * min_score:.3g} % are shown (at most {MAX_SHOWN}). "
+        f"Of the {len(found):,} {split} images: {chosen}. "
+        f"Detections with a score ≥ {100 * min_score:.3g} % are shown (at most {MAX_SHOWN}). "
         f"An object counts as found if a detection with such a score has its class and an IoU ≥ {MIN_IOU}."
     )
     return Pictures(rows, caption) if rows else None
@@ -179,8 +180,8 @@ def _curves(counts: DetectionCounts, split: str) -> Curves:
     return Curves(counts.curves(), "recall", "precision", f"{caption}, mean over classes with objects.", unit_square=True)
 
 
-def _metrics(counts: DetectionCounts) -> Rows:
-    """All of COCO's numbers."""
+def coco_metrics(counts: DetectionCounts) -> Rows:
+    """All of COCO's numbers, of boxes and, if there are any, of masks."""
     record = counts.record()
     names = [name.removeprefix("box_") for name in record if name.startswith("box_")]
     values = ([_number(record[f"{kind}_{name}"]) for kind in counts.kinds] for name in names)

@@ -10,7 +10,7 @@ from polaformer.data.detection_images import DetectionBatch, DetectionReader, as
 from polaformer.data.detection_transforms import DetectionTransform, RandomCrop, RandomView
 from polaformer.data.order import Order
 from polaformer.data.sources.coco import CocoSource, digest_of_annotations, open_coco
-from polaformer.errors import SettingsError, raise_all
+from polaformer.errors import DataError, SettingsError, raise_all
 from polaformer.ops.grid import Grid
 from polaformer.tasks.dense.job import DenseJob
 from polaformer.tasks.dense.memory_limit import check_fits, device_name
@@ -45,7 +45,7 @@ class DetectionJob(DenseJob):
         self.parts, self.classes = self.data.splits, self.data.classes
         self.on_bad, self.max_bad_share = recipe.on_bad_image, recipe.max_bad_share
         self.description = describe(recipe, len(self.classes))
-        _check_masks(self.parts, self.description)
+        _check_objects(self.parts, self.description)
         self.preprocessing = DensePreprocessing(recipe.eval_size, recipe.max_size, recipe.mean, recipe.std)
         groups = aspect_groups(self.data.train.sizes)
         order = Order(len(self.data.train), recipe.batch_size, recipe.seed, groups=groups, group_size=recipe.group_size)
@@ -95,7 +95,7 @@ class DetectionJob(DenseJob):
 
     def figures(self, predictor: DetectionPredictor, counts: Mapping[str, DetectionCounts]) -> dict[str, Figure]:
         """Predictions beside the ground truth, precision and recall, average precision by class, of the validation images."""
-        return figures.collect_figures(counts["val"], self.data.val)
+        return figures.collect_figures(counts["val"], self.data.val, self.validated_on)
 
     def predictor(self, model: torch.nn.Module) -> DetectionPredictor:
         """The trained detector with its class names and the size of its images."""
@@ -125,7 +125,9 @@ def _check_model(recipe: DetectionRecipe) -> None:
         check_trainable(describe(recipe, 2).build(), recipe)
 
 
-def _check_masks(parts: Mapping[str, CocoSource], description: DetectorDescription) -> None:
+def _check_objects(parts: Mapping[str, CocoSource], description: DetectorDescription) -> None:
+    if not parts["train"].has_objects:
+        raise DataError(f"{parts['train'].file}: there is no object to train on; annotate some")
     without = [name for name, source in parts.items() if not source.has_masks]
     if description.has_masks and without:
         raise SettingsError(

@@ -30,6 +30,7 @@ from polaformer.tasks.dense.trained_model import CLASSES, build_trained, save_mo
 from polaformer.tasks.detection.counts import DetectionCounts
 from polaformer.tasks.detection.description import DetectorDescription
 from polaformer.tasks.detection.detector import Detections, Detector, paste_masks, rescaled
+from polaformer.tasks.detection.figures import coco_metrics
 from polaformer.tasks.detection.objective import DetectionObjective
 from polaformer.tasks.detection.recipe import DetectionRecipe
 from polaformer.tasks.detection.task import DetectionEvaluation, DetectionPrediction
@@ -91,6 +92,8 @@ class DetectionPredictor:
             lambda rank, world: batches(samples, share(rank, world), num_workers=options.num_workers),
             about.about(),
             None if options.results is None else partial(write_results, options.results, source.category_ids),
+            lambda counts: {"per_class": class_records(counts, self.classes)},
+            coco_metrics,
         )
 
     def answer(self, inputs: Sequence[str], options: DetectionPrediction, advance: Advance) -> Answers:
@@ -151,6 +154,15 @@ def check_evaluation(
     size = about.largest_size(multiple=32, mixed=batch > 1)
     known: dict[str, Any] = {"forward": forward, "precision": precision, "device": device_name()}
     check_inference(description.build_for, size, batch, advice=advice, **known)
+
+
+def class_records(counts: DetectionCounts, classes: Sequence[str]) -> list[dict[str, Any]]:
+    """The result of each class, for JSON; average precision in %, NaN without objects."""
+    kinds = [f"{kind}_{name}" for kind in counts.kinds for name in ("AP", "AP50")]
+    return [
+        {"class": name, "objects": one.num_objects, **{kind: getattr(one, kind.lower()) for kind in kinds}}
+        for name, one in zip(classes, counts.per_class(), strict=True)
+    ]
 
 
 def write_results(folder: Path, category_ids: Sequence[int], counts: DetectionCounts) -> None:

@@ -74,11 +74,11 @@ class Detection(ImageTask):
         return looks_like_coco(data)
 
     def audited(self, data: str, options: ImageCheck) -> tuple[Any, Callable[..., Any]]:
-        """The images and annotations of all splits."""
-        from polaformer.data.sources.coco import open_coco
+        """The images and annotations of all splits that there are."""
+        from polaformer.data.sources.coco import open_coco_to_check
         from polaformer.data.sources.coco_audit import audit
 
-        return open_coco(data, val_share=options.val_share), audit
+        return open_coco_to_check(data, val_share=options.val_share), audit
 
     def models(self, pattern: str, attention: Sequence[str]) -> ListedModels:
         """The models of all recipes, and their softmax twins."""

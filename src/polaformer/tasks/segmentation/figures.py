@@ -14,7 +14,7 @@ from polaformer.data.class_maps import draw_classes
 from polaformer.data.sources.label_sets import IGNORED
 from polaformer.data.sources.semantic import SemanticSource
 from polaformer.errors import ImageError
-from polaformer.tasks.figures import Confusion, Figure, PictureRow, Pictures, Rows, Text
+from polaformer.tasks.figures import Confusion, Figure, PictureRow, Pictures, Rows, Text, selection
 from polaformer.tasks.segmentation.counts import ClassIoU, SegmentationCounts
 from polaformer.tasks.segmentation.predictor import SegmentationPredictor
 
@@ -57,9 +57,10 @@ def _predictions(
         for why, chosen in (("fewest pixels right", worst), ("drawn at random", typical))
         for one in chosen
     ]
+    chosen = selection(len(worst), "with the smallest share of right pixels", len(typical))
     caption = (
-        f"Of the {len(results):,} {split} images: {len(worst)} with the smallest share of right pixels, then {len(typical)} at "
-        "random. Pixels without a class in the truth do not count; they are shown uncoloured there."
+        f"Of the {len(results):,} {split} images: {chosen}. "
+        "Pixels without a class in the truth do not count; they are shown uncoloured there."
     )
     return Pictures(rows, caption) if rows else None
 

@@ -94,7 +94,7 @@ class SegmentationJob(DenseJob):
 
     def figures(self, predictor: SegmentationPredictor, counts: Mapping[str, SegmentationCounts]) -> dict[str, Figure]:
         """Predictions beside the truth, IoU by class and the confusion of classes, of the validation images."""
-        return figures.collect_figures(counts["val"], self.data.val, predictor)
+        return figures.collect_figures(counts["val"], self.data.val, predictor, self.validated_on)
 
     def predictor(self, model: nn.Module) -> SegmentationPredictor:
         """The trained segmenter with its classes, the size of its images and its inference."""

@@ -30,6 +30,7 @@ from polaformer.tasks.dense.memory_limit import check_inference, check_length, d
 from polaformer.tasks.dense.preprocessing import DensePreprocessing
 from polaformer.tasks.dense.trained_model import CLASSES, build_trained, save_model
 from polaformer.tasks.job import Evaluation
+from polaformer.tasks.segmentation.counts import SegmentationCounts
 from polaformer.tasks.segmentation.description import SegmenterDescription
 from polaformer.tasks.segmentation.inference import classify
 from polaformer.tasks.segmentation.inference_settings import Inference
@@ -87,6 +88,7 @@ class SegmentationPredictor:
             lambda rank, world: len(share(rank, world)),
             lambda rank, world: batches(samples, share(rank, world), num_workers=options.num_workers),
             about.about() | _told(inference),
+            details=lambda counts: {"per_class": class_records(counts, self.classes)},
         )
 
     def answer(self, inputs: Sequence[str], options: SegmentationPrediction, advance: Advance) -> Answers:
@@ -131,6 +133,14 @@ class SegmentationPredictor:
         assert recipe.data is not None
         known |= {"label_set": options.label_set or recipe.label_set, "val_share": recipe.val_share}
         return open_semantic(recipe.data, **known).split(options.split)
+
+
+def class_records(counts: SegmentationCounts, classes: Sequence[str]) -> list[dict[str, Any]]:
+    """The result of each class, for JSON; IoU and accuracy in %, NaN where nothing can be said."""
+    return [
+        {"class": name, "pixels": one.num_pixels, "predicted": one.num_predicted, "IoU": one.iou, "accuracy": one.accuracy}
+        for name, one in zip(classes, counts.per_class(), strict=True)
+    ]
 
 
 def resize_of(about: DensePreprocessing) -> ResizeShorter:

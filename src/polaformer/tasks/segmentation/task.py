@@ -97,11 +97,11 @@ class Segmentation(ImageTask):
         return looks_like_semantic(data)
 
     def audited(self, data: str, options: Any) -> tuple[Any, Callable[..., Any]]:
-        """The images and masks of all splits."""
-        from polaformer.data.sources.semantic import open_semantic
+        """The images and masks of all splits that there are."""
+        from polaformer.data.sources.semantic import open_semantic_to_check
         from polaformer.data.sources.semantic_audit import audit
 
-        return open_semantic(data, label_set=options.label_set, val_share=options.val_share), audit
+        return open_semantic_to_check(data, label_set=options.label_set, val_share=options.val_share), audit
 
     def models(self, pattern: str, attention: Sequence[str]) -> ListedModels:
         """The models of all recipes, and their softmax twins."""
