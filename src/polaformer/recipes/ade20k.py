@@ -19,6 +19,7 @@ GPUs for hours.
 
 from typing import Any
 
+from polaformer.recipes.dense import PAPER
 from polaformer.tasks.segmentation.published import ROWS, AdeRow
 from polaformer.tasks.segmentation.recipe import SegmentationRecipe
 
@@ -42,16 +43,13 @@ def build_recipe(row: AdeRow) -> SegmentationRecipe:
         expected=f"{row.miou} % mIoU on the validation images from ImageNet weights, as the paper says; not run by us",
         segmenter=row.segmenter,
         model=row.model,
-        needs_data=True,
         steps=row.steps,
         schedule="polynomial",
-        batch_size=16,
         lr=2e-4,
-        lr_images=16,
         min_lr=0.0,
         weight_decay=1e-3,
-        clip_norm=None,
         save_every=1000,
+        **PAPER,
         **SCHEDULES[row.segmenter],
     )
 

@@ -19,6 +19,7 @@ GPUs for one to three days.
 from dataclasses import replace
 from typing import Any
 
+from polaformer.recipes.dense import NANO, PAPER
 from polaformer.tasks.detection import nano
 from polaformer.tasks.detection.detector_facts import DETECTORS
 from polaformer.tasks.detection.published import ROWS, CocoRow
@@ -36,7 +37,6 @@ def build_recipe(row: CocoRow) -> DetectionRecipe:
         name=f"coco/{row.detector}-{row.model.replace('_', '-')}-{row.schedule}x",
         paper=f"COCO table, row {row.detector}, {row.model}, {row.schedule}x",
         expected=f"{row.box_ap} % box AP{masks} on val2017 from ImageNet weights, as the paper says; not run by us",
-        needs_data=True,
         detector=row.detector,
         model=row.model,
         **DETECTORS[row.detector].as_published,
@@ -46,11 +46,9 @@ def build_recipe(row: CocoRow) -> DetectionRecipe:
         epochs=12 * row.schedule,
         milestones=(27, 33) if is_long else (8, 11),
         schedule="multi-step",
-        batch_size=16,
         lr=1e-4,
-        lr_images=16,
         weight_decay=1e-4,
-        clip_norm=None,
+        **PAPER,
         **WARMUP,
     )
 
@@ -58,24 +56,18 @@ def build_recipe(row: CocoRow) -> DetectionRecipe:
 # For minutes on a CPU.
 RETINANET = DetectionRecipe(
     name="coco/retinanet-pola-pvt-nano",
-    paper="none; a comparison that a CPU can afford",
     expected="not run as configured; with other options it overfits ten images (docs/results.md)",
-    needs_data=True,
+    **NANO,
     **nano.RETINANET,
     epochs=8,
     milestones=(5, 7),
     schedule="multi-step",
     warmup_steps=40,
     warmup_lr=4e-6,
-    batch_size=8,
     group_size=8,
     lr=4e-4,
-    lr_images=0,
-    weight_decay=0.05,
-    clip_norm=1.0,
     log_every=10,
     eval_every=2,
-    num_workers=1,
 )
 
 MASK_RCNN = replace(RETINANET, name="coco/mask-rcnn-pola-pvt-nano", **nano.MASK_RCNN)
