@@ -9,7 +9,7 @@ import torch
 from polaformer.analysis.counting import count_pass
 from polaformer.attention import facts
 from polaformer.errors import SettingsError
-from polaformer.recipes.camvid import NANO
+from polaformer.recipes.camvid import SEMANTIC_FPN_NANO
 from polaformer.tasks.detection.models import list_detectors
 from polaformer.tasks.segmentation.job import describe
 from polaformer.tasks.segmentation.models import list_segmenters
@@ -47,7 +47,7 @@ def test_parameters_and_multiplications_are_counted(pattern, millions):
 def test_the_small_model_is_that_of_its_recipe():
     [model, _] = list_segmenters("*-nano", ()).models
     with torch.device("meta"):
-        wanted = {name: one.shape for name, one in describe(NANO, 11).build().state_dict().items()}
+        wanted = {name: one.shape for name, one in describe(SEMANTIC_FPN_NANO, 11).build().state_dict().items()}
         assert {name: one.shape for name, one in model.build().state_dict().items()} == wanted
 
 
