@@ -2,6 +2,7 @@
 
 import ctypes
 import sys
+import weakref
 
 import pytest
 import torch
@@ -19,6 +20,18 @@ def test_saved_bytes_of_a_product_are_its_two_factors_each_storage_once() -> Non
     assert saved_bytes(lambda: (x * y).exp()) == 3 * 4000  # exp keeps its result
     assert saved_bytes(lambda: x + y) == 0
     assert saved_bytes(lambda: x * y, apart_from=[y]) == 4000
+
+
+def test_saved_tensors_are_freed_after_they_were_counted() -> None:
+    found = []
+
+    def forward() -> torch.Tensor:
+        result = torch.ones(10, requires_grad=True).exp()
+        found.append(weakref.ref(result))
+        return result
+
+    assert saved_bytes(forward) == 40
+    assert found[0]() is None
 
 
 def test_the_allocators_peak_is_what_lived_at_the_same_time() -> None:

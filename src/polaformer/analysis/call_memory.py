@@ -33,6 +33,8 @@ def saved_bytes(forward: Callable[[], object], *, apart_from: Iterable[Tensor] =
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         alive.append(forward())
+    # The graph of the output refers to `keep`, and thereby to itself; Python does not see that cycle, and would never free it.
+    alive.clear()
     return sum(size for number, size in seen.items() if number not in left_out)
 
 
