@@ -25,16 +25,15 @@ def saved_bytes(forward: Callable[[], object], *, apart_from: Iterable[Tensor] =
     seen: dict[int, int] = {}
     alive: list[object] = []  # as long as they live, no other tensor has their number
 
-    def keep(tensor: Tensor) -> Tensor:
+    def keep(tensor: Tensor) -> None:
+        """The graph saves nothing instead: a result that its own graph refers to would never be freed."""
         storage = tensor.untyped_storage()
         seen[storage._cdata] = storage.nbytes()
         alive.append(tensor)
-        return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda nothing: nothing):
         alive.append(forward())
-    # The graph of the output refers to `keep`, and thereby to itself; Python does not see that cycle, and would never free it.
-    alive.clear()
+    alive.clear()  # `keep` refers to it, and the graph in it to `keep`
     return sum(size for number, size in seen.items() if number not in left_out)
 
 
