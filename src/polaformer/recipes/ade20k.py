@@ -19,7 +19,7 @@ GPUs for hours.
 
 from typing import Any
 
-from polaformer.recipes.dense import PAPER
+from polaformer.recipes.dense import of_paper
 from polaformer.tasks.segmentation.published import ROWS, AdeRow
 from polaformer.tasks.segmentation.recipe import SegmentationRecipe
 
@@ -37,19 +37,16 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 def build_recipe(row: AdeRow) -> SegmentationRecipe:
     """The recipe of a row of the paper's table."""
+    result = f"{row.miou} % mIoU on the validation images"
     return SegmentationRecipe(
-        name=f"ade20k/{row.segmenter}-{row.model.replace('_', '-')}",
-        paper=f"Table of ADE20K, {row.segmenter}, {row.model}, {row.steps:,} updates",
-        expected=f"{row.miou} % mIoU on the validation images from ImageNet weights, as the paper says; not run by us",
+        **of_paper("ADE20K", row.segmenter, row.model, result=result, schedule=f"{row.steps:,} updates"),
         segmenter=row.segmenter,
-        model=row.model,
         steps=row.steps,
         schedule="polynomial",
         lr=2e-4,
         min_lr=0.0,
         weight_decay=1e-3,
         save_every=1000,
-        **PAPER,
         **SCHEDULES[row.segmenter],
     )
 

@@ -19,7 +19,7 @@ GPUs for one to three days.
 from dataclasses import replace
 from typing import Any
 
-from polaformer.recipes.dense import NANO, PAPER
+from polaformer.recipes.dense import NANO, of_paper
 from polaformer.tasks.detection import nano
 from polaformer.tasks.detection.detector_facts import DETECTORS
 from polaformer.tasks.detection.published import ROWS, CocoRow
@@ -32,13 +32,10 @@ WARMUP: dict[str, Any] = {"warmup_steps": 500, "warmup_lr": 1e-7}  # from 0.001 
 def build_recipe(row: CocoRow) -> DetectionRecipe:
     """The recipe of a row of the paper's table."""
     masks = "" if row.mask_ap is None else f", {row.mask_ap} % mask AP"
-    is_long = row.schedule == 3
+    result, schedule, is_long = f"{row.box_ap} % box AP{masks} on val2017", f"{row.schedule}x", row.schedule == 3
     return DetectionRecipe(
-        name=f"coco/{row.detector}-{row.model.replace('_', '-')}-{row.schedule}x",
-        paper=f"COCO table, row {row.detector}, {row.model}, {row.schedule}x",
-        expected=f"{row.box_ap} % box AP{masks} on val2017 from ImageNet weights, as the paper says; not run by us",
+        **of_paper("COCO", row.detector, row.model, result=result, schedule=schedule, suffix=f"-{schedule}"),
         detector=row.detector,
-        model=row.model,
         **DETECTORS[row.detector].as_published,
         drop_path_rate=0.1,
         sizes=MULTI_SCALE if is_long else (800,),
@@ -48,7 +45,6 @@ def build_recipe(row: CocoRow) -> DetectionRecipe:
         schedule="multi-step",
         lr=1e-4,
         weight_decay=1e-4,
-        **PAPER,
         **WARMUP,
     )
 

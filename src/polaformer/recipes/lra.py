@@ -31,7 +31,6 @@ COMMON = SequenceRecipe(
     ship="best",
     best_from=0.2,
     save_every=500,
-    log_every=50,
     num_workers=0,
 )
 SETTINGS: dict[DatasetName, dict[str, Any]] = {

@@ -11,7 +11,7 @@ from polaformer.backbones.published import with_mechanism
 from polaformer.backbones.registry import MODELS, softmax_twin
 from polaformer.errors import SettingsError, nearest
 from polaformer.ops.grid import Grid
-from polaformer.tasks.task import ListedModel
+from polaformer.tasks.task import ListedModel, ListedModels
 
 NOTES = (
     "Parameters in millions, MACs in billions: first everything; then the paper's way of counting, only linear layers,",
@@ -38,11 +38,12 @@ Listed = Callable[[Row, Grid], ListedModel]  # the entry of a row at one of its 
 
 
 def list_around_backbones(
-    rows: Iterable[Row], pattern: str, attention: Sequence[str], listed: Listed, examples: str
-) -> list[ListedModel]:
+    title: str, rows: Iterable[Row], pattern: str, attention: Sequence[str], listed: Listed, *, note: str, examples: str
+) -> ListedModels:
     """The models whose names match the pattern; raises SettingsError if there is none.
 
-    attention: mechanisms for the backbones; without any, the rows and their softmax twins. examples: patterns for the message.
+    attention: mechanisms for the backbones; without any, the rows and their softmax twins. note: about what is counted.
+    examples: patterns for the message.
     """
     mechanisms = _mechanisms(attention)
     models: list[ListedModel] = []
@@ -55,7 +56,7 @@ def list_around_backbones(
     models = [model for model in models if fnmatch(model.name, pattern)]
     if not models:
         raise SettingsError(f"no model matches {pattern!r}; try {examples}")
-    return models
+    return ListedModels(title, COLUMNS, models, (note, *NOTES))
 
 
 def native_size(row: Row, size: Grid) -> Grid | None:

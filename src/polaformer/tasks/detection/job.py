@@ -100,7 +100,7 @@ class DetectionJob(DenseJob):
     def predictor(self, model: torch.nn.Module) -> DetectionPredictor:
         """The trained detector with its class names and the size of its images."""
         assert isinstance(model, Detector)
-        return DetectionPredictor(model, self.description, self.classes, self.data.train.category_ids, self.preprocessing)
+        return DetectionPredictor(model, self.description, self.classes, self.preprocessing, self.data.train.category_ids)
 
 
 def describe(recipe: DetectionRecipe, num_classes: int, native: Grid | None = None) -> DetectorDescription:

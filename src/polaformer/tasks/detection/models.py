@@ -6,7 +6,7 @@ from functools import partial
 from torch import Tensor
 
 from polaformer.ops.grid import Grid
-from polaformer.tasks.dense.listing import COLUMNS, NOTES, Row, list_around_backbones, name_of, native_size
+from polaformer.tasks.dense.listing import Row, list_around_backbones, name_of, native_size
 from polaformer.tasks.detection import nano
 from polaformer.tasks.detection.detector import Detector
 from polaformer.tasks.detection.detector_facts import DETECTORS
@@ -23,8 +23,8 @@ HEADS = "For one image and 80 classes, with 1000 regions (those named nano: 300)
 
 def list_detectors(pattern: str, attention: Sequence[str]) -> ListedModels:
     """The detectors whose names match, such as "mask-rcnn-pola-pvt-tiny"; with mechanisms, the pola ones with each of them."""
-    models = list_around_backbones(_rows(), pattern, attention, _listed, '"*", "retinanet-*" or "*-pola-swin-tiny"')
-    return ListedModels("Detectors", COLUMNS, models, (HEADS, *NOTES))
+    examples = '"*", "retinanet-*" or "*-pola-swin-tiny"'
+    return list_around_backbones("Detectors", _rows(), pattern, attention, _listed, note=HEADS, examples=examples)
 
 
 def _rows() -> Iterator[Row]:

@@ -25,8 +25,9 @@ from polaformer.errors import SettingsError, printable
 from polaformer.regular_files import write_atomically, writing
 from polaformer.tasks.dense.answering import DrawnFiles, readable_images
 from polaformer.tasks.dense.memory_limit import check_inference, device_name
+from polaformer.tasks.dense.predictor import DensePredictor
 from polaformer.tasks.dense.preprocessing import DensePreprocessing
-from polaformer.tasks.dense.trained_model import CLASSES, build_trained, save_model
+from polaformer.tasks.dense.trained_model import CLASSES, build_trained
 from polaformer.tasks.detection.counts import DetectionCounts
 from polaformer.tasks.detection.description import DetectorDescription
 from polaformer.tasks.detection.detector import Detections, Detector, paste_masks, rescaled
@@ -51,14 +52,12 @@ def resize_of(about: DensePreprocessing) -> Resize:
 
 
 @dataclass(frozen=True)
-class DetectionPredictor:
+class DetectionPredictor(DensePredictor):
     """A detector with its class names and the preprocessing of its images."""
 
     model: Detector
     description: DetectorDescription
-    classes: tuple[str, ...]
     category_ids: tuple[int, ...]
-    preprocessing: DensePreprocessing
 
     @torch.inference_mode()
     def detect(self, image: Image) -> Detections:
@@ -70,9 +69,10 @@ class DetectionPredictor:
         [found] = self.model.eval()(images, padded.mask.to(parameter.device), padded.sizes)
         return rescaled(found, padded.sizes[0], (image.height, image.width))
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes the weights file atomically."""
-        save_model(self.model, path, detector_metadata(self))
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The metadata of the weights file."""
+        return detector_metadata(self)
 
     def evaluation(self, options: DetectionEvaluation, recipe: DetectionRecipe | None) -> Evaluation:
         """An evaluation on a split, each image in one process; raises DataError, and SettingsError for other classes."""
@@ -200,7 +200,7 @@ def load_predictor(path: str | PathLike[str]) -> DetectionPredictor:
     except (SettingsError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise WeightsError(f"{path} is damaged: its description of the detector is not valid ({error})") from error
     model = build_trained(path, description, state)
-    return DetectionPredictor(model, description, tuple(classes), tuple(categories), preprocessing)
+    return DetectionPredictor(model, description, tuple(classes), preprocessing, tuple(categories))
 
 
 def _above(found: Detections, score: float) -> Detections:

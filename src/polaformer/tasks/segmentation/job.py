@@ -99,7 +99,7 @@ class SegmentationJob(DenseJob):
     def predictor(self, model: nn.Module) -> SegmentationPredictor:
         """The trained segmenter with its classes, the size of its images and its inference."""
         assert isinstance(model, Segmenter)
-        about = (self.classes, self.data.train.colours, self.preprocessing, self.inference)
+        about = (self.classes, self.preprocessing, self.data.train.colours, self.inference)
         return SegmentationPredictor(model, self.description, *about)
 
 

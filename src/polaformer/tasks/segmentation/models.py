@@ -6,7 +6,7 @@ from functools import partial
 from torch import Tensor
 
 from polaformer.ops.grid import Grid
-from polaformer.tasks.dense.listing import COLUMNS, NOTES, Row, list_around_backbones, name_of, native_size
+from polaformer.tasks.dense.listing import Row, list_around_backbones, name_of, native_size
 from polaformer.tasks.segmentation import nano
 from polaformer.tasks.segmentation.job import describe
 from polaformer.tasks.segmentation.published import ROWS
@@ -21,8 +21,8 @@ IMAGES = "For one image and 150 classes (those named nano: 11). Parameters with 
 
 def list_segmenters(pattern: str, attention: Sequence[str]) -> ListedModels:
     """The segmenters whose names match, such as "upernet-pola-swin-tiny"; with mechanisms, the pola ones with each of them."""
-    models = list_around_backbones(_rows(), pattern, attention, _listed, '"*", "upernet-*" or "*-pola-pvt-tiny"')
-    return ListedModels("Segmenters", COLUMNS, models, (IMAGES, *NOTES))
+    examples = '"*", "upernet-*" or "*-pola-pvt-tiny"'
+    return list_around_backbones("Segmenters", _rows(), pattern, attention, _listed, note=IMAGES, examples=examples)
 
 
 def _rows() -> Iterator[Row]:

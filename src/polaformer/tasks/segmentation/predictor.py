@@ -27,8 +27,9 @@ from polaformer.data.sources.semantic import SemanticSource, open_semantic, open
 from polaformer.errors import SettingsError, printable
 from polaformer.tasks.dense.answering import DrawnFiles, readable_images
 from polaformer.tasks.dense.memory_limit import check_inference, check_length, device_name
+from polaformer.tasks.dense.predictor import DensePredictor
 from polaformer.tasks.dense.preprocessing import DensePreprocessing
-from polaformer.tasks.dense.trained_model import CLASSES, build_trained, save_model
+from polaformer.tasks.dense.trained_model import CLASSES, build_trained
 from polaformer.tasks.job import Evaluation
 from polaformer.tasks.segmentation.counts import SegmentationCounts
 from polaformer.tasks.segmentation.description import SegmenterDescription
@@ -48,14 +49,12 @@ COLOURS, PREPROCESSING, INFERENCE = "colours", "preprocessing", "inference"  # k
 
 
 @dataclass(frozen=True)
-class SegmentationPredictor:
+class SegmentationPredictor(DensePredictor):
     """A segmenter with its class names and colours, the preprocessing of its images, and how it segments them."""
 
     model: Segmenter
     description: SegmenterDescription
-    classes: tuple[str, ...]
     colours: tuple[Colour, ...]
-    preprocessing: DensePreprocessing
     inference: Inference
 
     @torch.inference_mode()
@@ -67,9 +66,10 @@ class SegmentationPredictor:
         found: np.ndarray = classify(self.model.eval(), pixels, (image.height, image.width), self.inference).cpu().numpy()
         return found
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes the weights file atomically."""
-        save_model(self.model, path, segmenter_metadata(self))
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The metadata of the weights file."""
+        return segmenter_metadata(self)
 
     def evaluation(self, options: SegmentationEvaluation, recipe: SegmentationRecipe | None) -> Evaluation:
         """An evaluation on a split, each image in one process; raises DataError, and SettingsError for other classes."""
@@ -212,7 +212,7 @@ def load_predictor(path: str | PathLike[str]) -> SegmentationPredictor:
     except (SettingsError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise WeightsError(f"{path} is damaged: its description of the segmenter is not valid ({error})") from error
     model = build_trained(path, description, state)
-    return SegmentationPredictor(model, description, classes, colours, preprocessing, inference)
+    return SegmentationPredictor(model, description, classes, preprocessing, colours, inference)
 
 
 def _classes_of(about: dict[str, str], number: int) -> tuple[tuple[str, ...], tuple[Colour, ...]]:
