@@ -1,7 +1,7 @@
-"""Finds the problems of images with a class per pixel: bad images and masks, copies across splits, classes never seen."""
+"""Finds the problems of images with a class per pixel: bad images and masks, copies across splits, classes never trained."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -45,18 +45,27 @@ def audit(
     """
     report = AuditReport()
     duplicates = Duplicates("image", data.classes)
+    seen: dict[str, np.ndarray] = {}
     for split, source in data.different.items():
         inspected = each(partial(_inspect, source), len(source), num_workers, advance)
         counts = sum((one.counts for one in inspected if one.counts is not None), np.zeros(256, dtype=np.int64))
         report.parts[split] = _facts(source, counts) | {"sizes": span_of_sizes(one.image for one in inspected)}
         for index, one in enumerate(inspected):
             _record(report, duplicates, split, source, index, one)
-        if split == "train":
-            unseen = [name for name, number in zip(source.classes, counts, strict=False) if not number]
-            report.problems += [SampleProblem(split, name, "no pixel has this class; add images of it") for name in unseen]
+        seen[split] = counts[: len(data.classes)] > 0
+    report.problems += _not_trained(seen, data.classes)
     if known is not None:
         report.problems += [SampleProblem(*one) for one in changes(known, report.digests)]
     return report
+
+
+def _not_trained(seen: Mapping[str, np.ndarray], classes: Sequence[str]) -> Iterator[SampleProblem]:
+    """The classes that pixels of another split have, but none of the training split. seen: which classes, by split."""
+    if "train" in seen:
+        for label, name in enumerate(classes):
+            if not seen["train"][label] and (others := [split for split, has in seen.items() if has[label]]):
+                text = f"no pixel has this class, but pixels of {' and '.join(others)} have; add images of it"
+                yield SampleProblem("train", name, text)
 
 
 def _inspect(source: SemanticSource, index: int) -> InspectedPair:
