@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL.Image import Resampling
 
 from arena import shared
 from pictures import taken
 from polaformer.data.order import EvaluationOrder, Key, Order
+from polaformer.data.padded_images import normalised
 from polaformer.data.samples import Samples
 from polaformer.data.segmentation_images import SegmentationBatch, SegmentationReader
 from polaformer.data.segmentation_transforms import RandomScaleCrop, ResizeShorter
@@ -40,7 +42,8 @@ def assert_same(found: SegmentationBatch, wanted: SegmentationBatch) -> None:
         assert one.dtype == other.dtype, name
         assert torch.equal(one, other), name
     assert (found.sizes, found.bad, len(found.truths)) == (wanted.sizes, wanted.bad, len(wanted.truths))
-    assert all(torch.equal(one, other) for one, other in zip(found.truths, wanted.truths, strict=True))
+    for views, others in zip([*found.views, found.truths], [*wanted.views, wanted.truths], strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(views, others, strict=True))
 
 
 @pytest.fixture
@@ -92,8 +95,8 @@ def test_images_of_one_channel_are_read_as_such(source: SemanticSource) -> None:
 
 def test_truths_are_in_original_pixels_and_images_are_resized(source: SemanticSource) -> None:
     batch = read(reader_of(source, ResizeShorter(48, 200), training=False))
-    assert batch.sizes == [(48, 64), (48, 64), (72, 48)]
-    assert batch.images.shape == (3, 3, 96, 64)
+    assert [[tuple(view.shape) for view in views] for views in batch.views] == [[(3, 48, 64)], [(3, 48, 64)], [(3, 72, 48)]]
+    assert (batch.images.shape, batch.mask.shape, batch.sizes) == ((3, 3, 0, 0), (3, 0, 0), [])
     assert (batch.labels.shape, batch.labels.dtype) == ((3, 0, 0), torch.uint8)
     assert [truth.shape for truth in batch.truths] == [(HEIGHT, WIDTH), (HEIGHT, WIDTH), (30, 20)]
     for index, truth in enumerate(batch.truths):
@@ -101,9 +104,15 @@ def test_truths_are_in_original_pixels_and_images_are_resized(source: SemanticSo
         assert np.array_equal(truth.numpy(), source.label_map(index))
 
 
-def test_images_of_the_size_of_a_crop_or_less_are_not_padded_further_in_evaluation(source: SemanticSource) -> None:
-    assert read(reader_of(source.subset([0]), training=False)).images.shape == (1, 3, 32, 32)
-    assert read(reader_of(source.subset([0]), training=False, multiple=1)).images.shape == (1, 3, HEIGHT, WIDTH)
+def test_every_scale_of_an_image_is_resized_from_the_original_pixels(source: SemanticSource) -> None:
+    """One that shrinks below the evaluation's size and one that grows beyond the original are not blurred by another resize."""
+    [views] = read(reader_of(source.subset([0]), ResizeShorter(12, 200, (1.0, 0.5, 2.0)), training=False)).views
+    image = source.pair(0)[0]
+    for view, size in zip(views, ((16, 12), (8, 6), (32, 24)), strict=True):
+        assert torch.equal(view, normalised(image.resize(size, Resampling.BILINEAR), MEAN, STD))
+    [kept, half] = read(reader_of(source.subset([0]), ResizeShorter(None, scales=(1.0, 0.5)), training=False)).views[0]
+    assert torch.equal(kept, normalised(image, MEAN, STD))
+    assert torch.equal(half, normalised(image.resize((16, 12), Resampling.BILINEAR), MEAN, STD))
 
 
 # Order, workers, files
@@ -112,7 +121,7 @@ def test_images_of_the_size_of_a_crop_or_less_are_not_padded_further_in_evaluati
 @pytest.mark.parametrize("training", [True, False])
 def test_empty_batches_have_empty_tensors(training: bool, source: SemanticSource) -> None:
     empty = reader_of(source, training=training).collate([], [], ["b.png is damaged"])
-    side = 64 if training else 32
+    side = 64 if training else 0
     assert (len(empty), empty.images.shape, empty.mask.shape) == (0, (0, 3, side, side), (0, side, side))
     assert empty.labels.shape == ((0, 64, 64) if training else (0, 0, 0))
     assert (empty.sizes, empty.truths, empty.bad) == ([], [], ["b.png is damaged"])
@@ -141,9 +150,9 @@ def test_a_sample_depends_on_seed_epoch_and_index_alone(source: SemanticSource) 
     samples[Key(0, 0)]
     torch.rand(3)
     again, other_epoch = samples[Key(2, 1)].content, samples[Key(3, 1)].content
-    assert torch.equal(first.image, again.image)
+    assert torch.equal(first.views[0], again.views[0])
     assert torch.equal(first.labels, again.labels)
-    assert first.image.shape != other_epoch.image.shape or not torch.equal(first.image, other_epoch.image)
+    assert first.views[0].shape != other_epoch.views[0].shape or not torch.equal(first.views[0], other_epoch.views[0])
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -157,7 +166,7 @@ def test_half_precision_is_for_images_and_labels_stay_whole(source: SemanticSour
     batch = read(reader_of(source)).to(torch.device("cpu"), torch.bfloat16)
     assert (batch.images.dtype, batch.mask.dtype, batch.labels.dtype) == (torch.bfloat16, torch.bool, torch.uint8)
     moved = read(reader_of(source, training=False)).to(torch.device("meta"))
-    assert moved.images.is_meta
+    assert moved.views[0][0].is_meta
     assert all(truth.is_meta for truth in moved.truths)
     assert not moved.indices.is_meta
 

@@ -5,7 +5,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,32 +21,34 @@ from polaformer.ops.grid import Grid
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentationBatch(Batch):
-    """Images (B, C, H, W), normalised and padded with zeros on the right and below; the mask (B, H, W) is True inside an image.
+    """Normalised images with their labels.
 
-    sizes: (height, width) of each image without padding.
-    labels: in training, (B, H, W) uint8, IGNORED outside the images and where pixels do not count; (B, 0, 0) in evaluation.
-    truths: in evaluation, the labels (h, w) uint8 of each image in its original pixels; empty in training.
+    In training: images (B, C, H, W), padded with zeros on the right and below; the mask (B, H, W), True inside an image; sizes,
+    (height, width) of each image without padding; labels (B, H, W) uint8, IGNORED outside the images and where pixels do not
+    count. H and W are 0 in evaluation.
+    In evaluation: views, of each image one (C, h, w) per scale; truths, the labels (h, w) uint8 of each in its original pixels.
     """
 
     images: Tensor
     mask: Tensor
     sizes: list[Grid]
     labels: Tensor
+    views: list[list[Tensor]]
     truths: list[Tensor]
 
 
 class SegmentationSample(NamedTuple):
-    """An image (C, h, w), and its labels: (h, w) uint8 in training, those of the original pixels in evaluation."""
+    """An image (C, h, w), in evaluation once per scale, and its labels: (h, w) uint8, in evaluation in the original pixels."""
 
-    image: Tensor
+    views: list[Tensor]
     labels: Tensor
 
 
 class SegmentationReader:
     """Reads the images of a source, and their label maps, through a transform.
 
-    mean, std: per channel, of values between 0 and 1. training: gives labels, else truths. multiple: of the sides of a padded
-    batch, which in training are at least those of a crop.
+    mean, std: per channel, of values between 0 and 1. training: gives images and labels, else views and truths. multiple: of
+    the sides of a padded batch, which are at least those of a crop.
     """
 
     def __init__(
@@ -66,21 +68,27 @@ class SegmentationReader:
 
     def read(self, index: int) -> SegmentationSample:
         """The image at `index`, transformed, with its labels; raises ImageError."""
-        image, labels = self.transform(*self.source.pair(index, len(self.mean)))
-        return SegmentationSample(normalised(image, self.mean, self.std), torch.from_numpy(np.array(labels)))
+        images, labels = self.transform(*self.source.pair(index, len(self.mean)))
+        views = [normalised(image, self.mean, self.std) for image in images]
+        return SegmentationSample(views, torch.from_numpy(np.array(labels)))
 
     def collate(self, samples: Sequence[SegmentationSample], indices: list[int], bad: list[str]) -> SegmentationBatch:
         """The samples, possibly none, as a batch."""
-        images, label_maps = [one.image for one in samples], [one.labels for one in samples]
-        padded = pad_images(images, self.multiple, least=self.transform.least, channels=len(self.mean))
-        nothing = torch.empty(len(samples), 0, 0, dtype=torch.uint8)
-        return SegmentationBatch(
-            **padded._asdict(),
-            labels=_padded(label_maps, padded.mask.shape) if self.training else nothing,
-            truths=[] if self.training else label_maps,
-            indices=torch.tensor(indices, dtype=torch.int64),
-            bad=bad,
-        )
+        known: dict[str, Any] = {"indices": torch.tensor(indices, dtype=torch.int64), "bad": bad}
+        label_maps, number, channels = [one.labels for one in samples], len(samples), len(self.mean)
+        if self.training:
+            images = [view for one in samples for view in one.views]
+            padded = pad_images(images, self.multiple, least=self.transform.least, channels=channels)
+            labels = _padded(label_maps, padded.mask.shape)
+            return SegmentationBatch(**padded._asdict(), labels=labels, views=[], truths=[], **known)
+        nothing = torch.empty(number, 0, 0, dtype=torch.bool)
+        known |= {
+            "images": torch.empty(number, channels, 0, 0),
+            "mask": nothing,
+            "sizes": [],
+            "labels": nothing.to(torch.uint8),
+        }
+        return SegmentationBatch(views=[one.views for one in samples], truths=label_maps, **known)
 
 
 def _padded(label_maps: Sequence[Tensor], size: Sequence[int]) -> Tensor:

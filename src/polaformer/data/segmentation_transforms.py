@@ -21,15 +21,15 @@ MAX_TRIES = 10  # of a crop in which one class is too large; the next one is tak
 
 
 class SegmentationTransform(Protocol):
-    """Changes an image and its label map (H, W) uint8 together."""
+    """Changes an image and its label map (H, W) uint8 together; gives one view of the image, or several for evaluation."""
 
     @property
     def least(self) -> int:
         """The number of pixels to which the sides of a batch are padded at least."""
         ...
 
-    def __call__(self, image: Image, label_map: np.ndarray) -> tuple[Image, np.ndarray]:
-        """The changed image, and its labels."""
+    def __call__(self, image: Image, label_map: np.ndarray) -> tuple[list[Image], np.ndarray]:
+        """The views of the image, and their labels."""
         ...
 
 
@@ -37,11 +37,13 @@ class SegmentationTransform(Protocol):
 class ResizeShorter:
     """Resizes the image to `shorter` pixels on its shorter side, but at most `longest` on the longer: what evaluation does.
 
-    The label map stays as it is, in original pixels. With None images keep their size.
+    With None images keep their size. It gives one view per scale, a factor of these lengths, each from the original pixels. The
+    label map stays as it is.
     """
 
     shorter: int | None = 512
     longest: int = 2048
+    scales: tuple[float, ...] = (1.0,)
 
     def __post_init__(self) -> None:
         if self.shorter is not None:
@@ -49,16 +51,18 @@ class ResizeShorter:
 
     @property
     def least(self) -> int:
-        """Images are not padded, but to a multiple of the reader's."""
+        """Images are not padded."""
         return 1
 
-    def view(self, size: Grid) -> View:
+    def view(self, size: Grid, scale: float = 1.0) -> View:
         """The view of an image of that size."""
-        return View(whole_region(size), size if self.shorter is None else rounded_size(size, self.shorter, self.longest))
+        shorter, longest = (min(size), max(size)) if self.shorter is None else (self.shorter, self.longest)
+        return View(whole_region(size), rounded_size(size, max(1, int(shorter * scale)), max(1, int(longest * scale))))
 
-    def __call__(self, image: Image, label_map: np.ndarray) -> tuple[Image, np.ndarray]:
-        """The resized image, and the labels as they were."""
-        return self.view((image.height, image.width)).resized(image, Resampling.BILINEAR), label_map
+    def __call__(self, image: Image, label_map: np.ndarray) -> tuple[list[Image], np.ndarray]:
+        """The resized images, and the labels as they were."""
+        views = (self.view((image.height, image.width), scale) for scale in self.scales)
+        return [view.resized(image, Resampling.BILINEAR) for view in views], label_map
 
 
 @dataclass(frozen=True)
@@ -106,12 +110,12 @@ class RandomScaleCrop:
             view = self._crop(size, resized)
         return replace(view, mirrored=random.random() < self.hflip)
 
-    def __call__(self, image: Image, label_map: np.ndarray) -> tuple[Image, np.ndarray]:
+    def __call__(self, image: Image, label_map: np.ndarray) -> tuple[list[Image], np.ndarray]:
         """A random view of the image, and its labels."""
         labels = PIL.fromarray(label_map)
         view = self.view(labels)
         seen = view.resized(image, Resampling.BILINEAR)
-        return distorted(seen) if self.photometric else seen, np.asarray(view.resized(labels, Resampling.NEAREST))
+        return [distorted(seen) if self.photometric else seen], np.asarray(view.resized(labels, Resampling.NEAREST))
 
     def _crop(self, size: Grid, resized: Grid) -> View:
         """A random part of an image of that size, with at most `size` pixels per side once the image is resized."""

@@ -12,11 +12,15 @@ SIZE = (45, 61)
 
 
 def picture(height=70, width=98, seed=1):
-    return torch.randn(1, 3, height, width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(3, height, width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def stretched(logits, size):
-    return F.interpolate(logits, size=size, mode="bilinear", align_corners=False)
+    return F.interpolate(logits[None], size=size, mode="bilinear", align_corners=False)[0]
+
+
+def pixel_logits(model, image):
+    return model.pixel_logits(image[None])[0]
 
 
 # ---- windows ----
@@ -46,12 +50,12 @@ def test_sliding_windows_are_averaged_as_by_an_explicit_double_loop(window, stri
     model, image = build(), picture()
     total, number = torch.zeros(5, 70, 98, dtype=torch.float64), torch.zeros(70, 98, dtype=torch.float64)
     for top, bottom, left, right in naive_windows(70, 98, window, stride):
-        total[:, top:bottom, left:right] += model.pixel_logits(image[:, :, top:bottom, left:right])[0]
+        total[:, top:bottom, left:right] += pixel_logits(model, image[:, top:bottom, left:right])
         number[top:bottom, left:right] += 1
     assert number.min() >= 1
     assert number.max() > 1
-    expected = stretched((total / number)[None], SIZE)[0].softmax(dim=0)
-    found = segment(model, image, SIZE, Inference(mode="slide", window=window, stride=stride))
+    expected = stretched(total / number, SIZE).softmax(dim=0)
+    found = segment(model, [image], SIZE, Inference(mode="slide", window=window, stride=stride))
     assert torch.allclose(found, expected, rtol=0, atol=1e-12)
 
 
@@ -71,9 +75,9 @@ def test_windows_cover_every_pixel_and_stay_within_the_image(side, window, strid
 @pytest.mark.parametrize("size", [(64, 64), (64, 40), (37, 61)], ids=str)
 def test_slide_is_whole_where_the_window_covers_the_image(segmenter, size):
     model, image = build(segmenter), picture(*size)
-    whole = segment(model, image, SIZE, Inference())
-    assert torch.equal(segment(model, image, SIZE, Inference(mode="slide", window=64, stride=21)), whole)
-    assert not torch.equal(segment(model, image, SIZE, Inference(mode="slide", window=32, stride=21)), whole)
+    whole = segment(model, [image], SIZE, Inference())
+    assert torch.equal(segment(model, [image], SIZE, Inference(mode="slide", window=64, stride=21)), whole)
+    assert not torch.equal(segment(model, [image], SIZE, Inference(mode="slide", window=32, stride=21)), whole)
 
 
 # ---- scales and flips ----
@@ -82,18 +86,13 @@ def test_slide_is_whole_where_the_window_covers_the_image(segmenter, size):
 @pytest.mark.parametrize("mode", ["whole", "slide"])
 @torch.no_grad()
 def test_scales_and_flips_average_probabilities(mode):
-    model, image = build(), picture()
+    model, views = build(), [picture(35, 49, 2), picture(), picture(123, 172, 3)]
     settings = {"mode": mode, "window": 48, "stride": 30}
-    scales = (0.5, 1.0, 1.75)
-    found = segment(model, image, SIZE, Inference(**settings, scales=scales, flip=True))
+    found = segment(model, views, SIZE, Inference(**settings, scales=(0.5, 1.0, 1.75), flip=True))
     expected = []
-    for scale in scales:
-        given = image
-        if scale != 1:
-            size = (round(70 * scale), round(98 * scale))
-            given = F.interpolate(image, size=size, mode="bilinear", align_corners=False, antialias=True)
+    for view in views:
         for is_flipped in (False, True):
-            own = segment(model, given.flip(-1) if is_flipped else given, SIZE, Inference(**settings))
+            own = segment(model, [view.flip(-1) if is_flipped else view], SIZE, Inference(**settings))
             expected.append(own.flip(-1) if is_flipped else own)
     assert len(expected) == 6
     assert torch.allclose(found, sum(expected) / 6, rtol=0, atol=1e-12)
@@ -106,22 +105,9 @@ def test_flip_averaging_is_symmetric(segmenter, mode):
     """The mirror image gets the mirrored result, also where windows do not lie symmetrically."""
     model, image = build(segmenter), picture(50, 70)
     inference = Inference(mode=mode, window=48, stride=30, flip=True)
-    found, mirrored = (segment(model, one, SIZE, inference) for one in (image, image.flip(-1)))
+    found, mirrored = (segment(model, [one], SIZE, inference) for one in (image, image.flip(-1)))
     assert torch.allclose(found, mirrored.flip(-1), rtol=0, atol=1e-12)
-    assert not torch.allclose(found, segment(model, image, SIZE, Inference(mode=mode, window=48, stride=30)))
-
-
-def test_images_of_other_scales_can_come_from_the_original_pixels():
-    model, image, seen = build(), picture(), []
-
-    def rescale(scale):
-        seen.append(scale)
-        return picture(round(70 * scale), round(98 * scale), seed=int(10 * scale))
-
-    found = segment(model, image, SIZE, Inference(scales=(0.5, 2.0)), rescale=rescale)
-    assert seen == [0.5, 2.0]
-    expected = [segment(model, picture(35, 49, 5), SIZE, Inference()), segment(model, picture(140, 196, 20), SIZE, Inference())]
-    assert torch.allclose(found, sum(expected) / 2)
+    assert not torch.allclose(found, segment(model, [image], SIZE, Inference(mode=mode, window=48, stride=30)))
 
 
 # ---- results ----
@@ -130,8 +116,8 @@ def test_images_of_other_scales_can_come_from_the_original_pixels():
 @pytest.mark.parametrize("size", [(70, 98), SIZE, (200, 160), (1, 1)], ids=str)
 def test_probabilities_have_the_size_asked_for(size):
     model, image = build(), picture()
-    found = segment(model, image, size, Inference())
-    assert torch.allclose(found, stretched(model.pixel_logits(image), size)[0].softmax(dim=0), rtol=0, atol=1e-12)
+    found = segment(model, [image], size, Inference())
+    assert torch.allclose(found, stretched(pixel_logits(model, image), size).softmax(dim=0), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -142,9 +128,10 @@ def test_classes_are_the_most_probable_ones_of_any_number_of_classes(options, nu
     """All of which are the best somewhere, more or less."""
     model, image, inference = build(num_classes=num_classes), picture(33, 45), Inference(**options)
     model.head.register_forward_hook(lambda module, given, logits: logits - logits.mean(dim=(2, 3), keepdim=True))
-    found = classify(model, image, SIZE, inference)
+    views = [image, picture(17, 23)][: len(inference.scales)]
+    found = classify(model, views, SIZE, inference)
     assert (found.dtype, tuple(found.shape)) == (torch.uint8, SIZE)
-    assert torch.equal(found.long(), segment(model, image, SIZE, inference).argmax(dim=0))
+    assert torch.equal(found.long(), segment(model, views, SIZE, inference).argmax(dim=0))
     assert len(found.unique()) >= min(num_classes, 4)
 
 
@@ -153,7 +140,7 @@ def test_equal_classes_give_the_first_one():
     with torch.no_grad():
         model.head.classifier.conv_seg.weight.zero_()
         model.head.classifier.conv_seg.bias.copy_(torch.tensor([0.0] * 3 + [1.0] * 37))
-    assert classify(model, image, SIZE, Inference()).unique().tolist() == [3]
+    assert classify(model, [image], SIZE, Inference()).unique().tolist() == [3]
 
 
 def test_classifying_one_view_takes_the_memory_of_a_few_classes():
@@ -172,23 +159,23 @@ def test_classifying_one_view_takes_the_memory_of_a_few_classes():
             return out
 
     with Watching():
-        classify(model, image, (400, 400), Inference())
+        classify(model, [image], (400, 400), Inference())
     assert max(largest) <= 16 * 400 * 400 * 8
 
 
 def test_nothing_is_kept_for_backward_and_the_model_is_not_changed():
     model, image = build(), picture()
     before = {name: one.clone() for name, one in model.state_dict().items()}
-    assert not segment(model, image, SIZE, Inference(flip=True)).requires_grad
+    assert not segment(model, [image], SIZE, Inference(flip=True)).requires_grad
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
     assert torch.equal(image, picture())
 
 
 def test_probabilities_are_in_float32_under_bfloat16():
     model, image = build().float(), picture().float()
-    expected = segment(model, image, SIZE, Inference(flip=True))
+    expected = segment(model, [image], SIZE, Inference(flip=True))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = segment(model, image, SIZE, Inference(flip=True))
+        found = segment(model, [image], SIZE, Inference(flip=True))
     assert found.dtype == torch.float32
     assert (found.bfloat16().float() != found).float().mean() > 0.5
     assert (found - expected).abs().mean() < 0.02
@@ -211,6 +198,7 @@ def test_impossible_settings_are_refused(options, message):
         Inference(**options)
 
 
-def test_several_images_at_once_are_refused():
-    with pytest.raises(ValueError, match=r"image has shape \(2, 3, 8, 8\); give one image"):
-        segment(build(), torch.zeros(2, 3, 8, 8), SIZE, Inference())
+@pytest.mark.parametrize("views", [[torch.zeros(2, 3, 8, 8)], [torch.zeros(3, 8, 8)] * 2, []], ids=["batch", "two", "none"])
+def test_anything_but_one_image_per_scale_is_refused(views):
+    with pytest.raises(ValueError, match=r"views have shapes .*; give an image \(3, height, width\) for each of \(1.0,\)"):
+        segment(build(), views, SIZE, Inference())

@@ -62,9 +62,8 @@ class SegmentationCounts:
         """Adds what the model predicts for the images of a batch, each of them alone and in its original pixels."""
         assert isinstance(model, Segmenter)
         self.bad += batch.bad
-        for index, image, size, truth in zip(batch.indices.tolist(), batch.images, batch.sizes, batch.truths, strict=True):
-            alone = image[None, :, : size[0], : size[1]]
-            self.add_image(index, classify(model, alone, (truth.shape[0], truth.shape[1]), self.inference), truth)
+        for index, views, truth in zip(batch.indices.tolist(), batch.views, batch.truths, strict=True):
+            self.add_image(index, classify(model, views, (truth.shape[0], truth.shape[1]), self.inference), truth)
 
     def add_image(self, index: int, predicted: Tensor, truth: Tensor) -> None:
         """Adds the predicted classes (h, w) of an image with the true classes (h, w), which may be IGNORED."""

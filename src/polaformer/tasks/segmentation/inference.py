@@ -1,9 +1,9 @@
 """How a segmenter segments an image: as a whole or by sliding windows, at several scales, flipped.
 
-# K classes, H height, W width of the image, h height, w width of the result, in pixels
+# K classes, H height, W width of a view of the image, h height, w width of the result, in pixels
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,21 +17,18 @@ __all__ = ["Inference", "classify", "segment"]
 
 CHUNK = 16  # classes that are resized at once
 
-Rescale = Callable[[float], Tensor]
-
 
 @torch.no_grad()
-def segment(model: Segmenter, image: Tensor, size: Grid, inference: Inference, *, rescale: Rescale | None = None) -> Tensor:
-    """The probabilities (K, h, w) of the classes, in the (height, width) asked for, of one image (1, 3, H, W).
+def segment(model: Segmenter, views: Sequence[Tensor], size: Grid, inference: Inference) -> Tensor:
+    """The probabilities (K, h, w) of the classes of one image, in the (height, width) asked for.
 
-    As in mmsegmentation: logits are upsampled to the pixels of the image, averaged over windows and resized; then probabilities
-    are averaged over scales and flips. Keeps at most two tensors of the size of the result.
-
-    rescale: gives the image at a scale from its original pixels; None: the given one is resized bilinearly, with antialiasing.
+    views: the image once per scale, (3, H, W).
+    As in mmsegmentation: logits are upsampled to the pixels of a view, averaged over windows and resized; then probabilities
+    are averaged over views and flips. Keeps at most two tensors of the size of the result.
     """
     total: Tensor | None = None
     number = 0
-    for view, is_flipped in _views(image, inference, rescale):
+    for view, is_flipped in _flipped(views, inference):
         own = _softmax_in_place(_resized(_logits(model, view, inference), size))
         own = own.flip(-1) if is_flipped else own
         total = own if total is None else total.add_(own)
@@ -41,14 +38,14 @@ def segment(model: Segmenter, image: Tensor, size: Grid, inference: Inference, *
 
 
 @torch.no_grad()
-def classify(model: Segmenter, image: Tensor, size: Grid, inference: Inference, *, rescale: Rescale | None = None) -> Tensor:
+def classify(model: Segmenter, views: Sequence[Tensor], size: Grid, inference: Inference) -> Tensor:
     """The most probable class of each pixel, (h, w) uint8, the first of equals; arguments as of `segment`.
 
     With one scale and no flip, the result needs no memory of K × h × w: a few classes are resized at a time.
     """
     if not inference.is_single:
-        return segment(model, image, size, inference, rescale=rescale).argmax(dim=0).to(torch.uint8)
-    [(view, _)] = _views(image, inference, rescale)
+        return segment(model, views, size, inference).argmax(dim=0).to(torch.uint8)
+    [(view, _)] = _flipped(views, inference)
     logits = _logits(model, view, inference)
     best, found = _best_of(logits[:CHUNK], size)
     for start in range(CHUNK, len(logits), CHUNK):
@@ -63,22 +60,17 @@ def _best_of(logits: Tensor, size: Grid) -> tuple[Tensor, Tensor]:
     return value, index
 
 
-def _views(image: Tensor, inference: Inference, rescale: Rescale | None) -> Iterator[tuple[Tensor, bool]]:
-    """The image at each scale, and its mirror image after it."""
-    if image.ndim != 4 or image.shape[0] != 1:
-        raise ValueError(f"segment: image has shape {tuple(image.shape)}; give one image, (1, 3, height, width)")
-    for scale in inference.scales:
-        view = _rescaled(image, scale) if rescale is None else rescale(scale)
-        yield view, False
+def _flipped(views: Sequence[Tensor], inference: Inference) -> Iterator[tuple[Tensor, bool]]:
+    """Each view as a batch (1, 3, H, W), and its mirror image after it."""
+    shapes = [tuple(view.shape) for view in views]
+    if len(shapes) != len(inference.scales) or any(len(shape) != 3 for shape in shapes):
+        raise ValueError(
+            f"segment: views have shapes {shapes}; give an image (3, height, width) for each of {inference.scales}"
+        )
+    for view in views:
+        yield view[None], False
         if inference.flip:
-            yield view.flip(-1), True
-
-
-def _rescaled(image: Tensor, scale: float) -> Tensor:
-    if scale == 1.0:
-        return image
-    size = [max(1, round(side * scale)) for side in image.shape[-2:]]
-    return F.interpolate(image, size=size, mode="bilinear", align_corners=False, antialias=True)
+            yield view[None].flip(-1), True
 
 
 def _logits(model: Segmenter, view: Tensor, inference: Inference) -> Tensor:

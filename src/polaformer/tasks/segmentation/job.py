@@ -55,8 +55,8 @@ class SegmentationJob(DenseJob):
 
     def reader(self, split: str, *, training: bool) -> SegmentationReader:
         """Reads the images of a split; random crops for training."""
-        recipe, transform = self.recipe, resize_of(self.preprocessing)
-        found: SegmentationTransform = random_crop(recipe) if training else transform
+        recipe = self.recipe
+        found: SegmentationTransform = random_crop(recipe) if training else resize_of(self.preprocessing, self.inference)
         return SegmentationReader(self.parts[split], found, recipe.mean, recipe.std, training, MULTIPLE)
 
     def evaluation_batch_size(self, world: int) -> int:

@@ -61,9 +61,9 @@ class SegmentationPredictor(DensePredictor):
     def segment(self, image: Image) -> np.ndarray:
         """The class (H, W) of every pixel of an image, uint8."""
         about, parameter = self.preprocessing, next(self.model.parameters())
-        resized, _ = resize_of(about)(image, NO_LABELS)
-        pixels = normalised(resized, about.mean, about.std)[None].to(parameter.device, parameter.dtype)
-        found: np.ndarray = classify(self.model.eval(), pixels, (image.height, image.width), self.inference).cpu().numpy()
+        resized, _ = resize_of(about, self.inference)(image, NO_LABELS)
+        views = [normalised(one, about.mean, about.std).to(parameter.device, parameter.dtype) for one in resized]
+        found: np.ndarray = classify(self.model.eval(), views, (image.height, image.width), self.inference).cpu().numpy()
         return found
 
     @property
@@ -77,7 +77,7 @@ class SegmentationPredictor(DensePredictor):
         advice = "give a smaller --size, smaller --scales, or --mode slide"
         check_evaluation(self.description, about, inference, advice=advice, precision=options.precision)
         source = self._open_split(options, recipe)
-        reader = SegmentationReader(source, resize_of(about), about.mean, about.std, training=False)
+        reader = SegmentationReader(source, resize_of(about, inference), about.mean, about.std, training=False)
         samples = Samples(reader, seed=0, on_bad=options.on_bad_image, replace=False)
 
         def share(rank: int, world: int) -> EvaluationOrder:
@@ -143,9 +143,9 @@ def class_records(counts: SegmentationCounts, classes: Sequence[str]) -> list[di
     ]
 
 
-def resize_of(about: DensePreprocessing) -> ResizeShorter:
+def resize_of(about: DensePreprocessing, inference: Inference) -> ResizeShorter:
     """The transform of images; raises SettingsError."""
-    return ResizeShorter(about.size, about.max_size)
+    return ResizeShorter(about.size, about.max_size, inference.scales)
 
 
 def inference_of(stored: Inference, options: SegmentationEvaluation) -> Inference:
@@ -206,9 +206,9 @@ def load_predictor(path: str | PathLike[str]) -> SegmentationPredictor:
         description = SegmenterDescription.from_json(about[SegmenterDescription.noun])
         classes, colours = _classes_of(about, description.num_classes)
         preprocessing = DensePreprocessing.from_values(json.loads(about[PREPROCESSING]))
-        resize_of(preprocessing)
         given = json.loads(about[INFERENCE])
         inference = Inference(**given | {"scales": tuple(given["scales"])})
+        resize_of(preprocessing, inference)
     except (SettingsError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise WeightsError(f"{path} is damaged: its description of the segmenter is not valid ({error})") from error
     model = build_trained(path, description, state)
