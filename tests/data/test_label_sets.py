@@ -11,8 +11,9 @@ import pytest
 from arena import shared
 from pictures import refused
 from polaformer.data.sources.label_sets import ADE20K, CAMVID, IGNORED, LabelSet, find_label_set, read_label_set
+from polaformer.data.sources.semantic import open_semantic
 from polaformer.errors import DataError
-from semantic_files import ANIMALS, BLUE, CLASSES, GREEN, LINES, RED, WHITE
+from semantic_files import ANIMALS, BLUE, CLASSES, GREEN, LINES, RED, WHITE, write_pairs
 
 
 def written(root: Path, text: str | bytes) -> Path:
@@ -133,15 +134,23 @@ def test_an_option_names_a_built_in_label_set_or_a_file(tmp_path: Path) -> None:
 def test_without_an_option_the_data_tell(tmp_path: Path) -> None:
     with refused("does not tell what the values in its masks mean; add classes.txt with a line `VALUE NAME` per value, or"):
         find_label_set(None, tmp_path)
-    (tmp_path / "annotations" / "training").mkdir(parents=True)
-    assert find_label_set(None, tmp_path) is ADE20K
-    (tmp_path / "trainannot").mkdir()
-    assert find_label_set(None, tmp_path) is CAMVID
+    assert find_label_set(None, tmp_path, ["ADE_train_00000036.png", "ADE_val_00000001.png"]) is ADE20K
+    assert find_label_set(None, tmp_path, ["0001TP_006690.png", "0016E5_07959.png", "Seq05VD_f00000.png"]) is CAMVID
     written(tmp_path, LINES)
-    assert find_label_set(None, tmp_path) == ANIMALS
+    found = find_label_set(None, tmp_path, ["ADE_train_00000036.png"])
+    assert (found, found.name, found.reordered(CLASSES[::-1]).name) == (ANIMALS, *[f"{tmp_path}/classes.txt"] * 2)
     (tmp_path / "samples").mkdir()
     (tmp_path / "samples" / "objectInfo150.txt").touch()
     assert find_label_set(None, tmp_path / "samples") is ADE20K
+
+
+@pytest.mark.parametrize("folders", [("images/training", "annotations/training"), ("train", "trainannot")], ids=str)
+def test_own_masks_in_the_folders_of_others_are_not_read_as_theirs(folders: tuple[str, str], tmp_path: Path) -> None:
+    images, masks = (tmp_path / folder for folder in folders)
+    write_pairs(images, masks, ["a", "ADE_train_00000001", "0001TP_006690"])
+    with refused("does not tell what the values in its masks mean; add classes.txt"):
+        open_semantic(str(tmp_path), val_share=0)
+    assert open_semantic(str(tmp_path), label_set="ade20k", val_share=0).train.label_set.name == "ade20k"
 
 
 # Labels

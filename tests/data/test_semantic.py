@@ -166,10 +166,11 @@ def test_data_have_the_same_name_from_any_folder(
 
 
 def test_a_label_set_is_found_or_given(tmp_path: Path) -> None:
-    write_pairs(tmp_path / "images/training", tmp_path / "annotations/training", ["a"])
-    assert open_semantic(str(tmp_path), val_share=0).classes == ADE20K.classes
-    assert open_semantic(str(tmp_path), val_share=0, label_set="camvid").train.colours == CAMVID.colours
+    write_pairs(tmp_path / "images/training", tmp_path / "annotations/training", ["ADE_train_00000001"])
     pair = f"{tmp_path}/images/training:{tmp_path}/annotations/training"
+    assert all(open_semantic(data, val_share=0).classes == ADE20K.classes for data in (str(tmp_path), pair))
+    assert open_semantic(str(tmp_path), val_share=0, label_set="camvid").train.colours == CAMVID.colours
+    write_pairs(tmp_path / "images/training", tmp_path / "annotations/training", ["a"])
     with refused("annotations does not tell what the values in its masks mean; add classes.txt"):
         open_semantic(pair, val_share=0)
     (tmp_path / "annotations" / "classes.txt").write_text(LINES)

@@ -114,7 +114,7 @@ ODD: dict[str, tuple[Spoil, list[str]]] = {
         masked(with_values(*FEW)),
         ["masks/a.png has values that are not in the label set, which knows 0 to 2, 9: 3 (12 pixels), 7 (5 pixels), 255 (1 "],
     ),
-    "many unknown values": (masked(with_values(*MANY)), ["20 (1 pixels), ", "29 (1 pixels) and 10 more; correct it, or give"]),
+    "many unknown values": (masked(with_values(*MANY)), ["20 (1 pixel), ", "29 (1 pixel) and 10 more; correct it, or give"]),
     "unknown values of 16 bits": (
         masked(with_values((256, 4), (65535, 2), dtype=np.uint16)),
         ["not in the label set, which knows 0 to 2, 9: 256 (4 pixels), 65535 (2 pixels); correct it"],
@@ -123,7 +123,7 @@ ODD: dict[str, tuple[Spoil, list[str]]] = {
     "classes scaled to be seen": (masked(100 * mask(values=(0, 1, 2))), ["100 (", "200 ("]),
     "unknown colours": (
         masked(of_colour((1, 2, 3), (254, 0, 0))),
-        ["masks/a.png has colours that are not in the label set: #010203 (1 pixels), #fe0000 (1 pixels); correct it, or give"],
+        ["masks/a.png has colours that are not in the label set: #010203 (1 pixel), #fe0000 (1 pixel); correct it, or give"],
     ),
     "a JPEG": (
         masked(of_colour(), "a.jpg"),
@@ -217,7 +217,7 @@ def test_images_without_mask_and_masks_without_image_are_named(tmp_path: Path) -
     with refused(
         f"{tmp_path}/images: 12 images have no mask in {tmp_path}/masks: 00.png, 01.png, ",
         "08.png, 09.png and 2 more; an image and its mask have the same name up to the ending; add what is missing",
-        f"\n{tmp_path}/masks: 1 masks have no image in {tmp_path}/images: a_mask.png; an image",
+        f"\n{tmp_path}/masks: 1 mask has no image in {tmp_path}/images: a_mask.png; an image",
     ):
         source_of(tmp_path)
 

@@ -15,9 +15,11 @@ from polaformer.cli.output import load, new_table, print_all, print_json, progre
 from polaformer.extras import require
 
 if TYPE_CHECKING:
+    from polaformer.tasks.figures import Rows
     from polaformer.tasks.job import Evaluation
 
 PROGRAM = "polaformer eval"
+MAX_CLASSES = 20  # in the table
 
 
 @dataclass(frozen=True)
@@ -95,4 +97,13 @@ class Evaluate(DynamicCommand):
         for name, value in about.items():
             table.add_row(name.replace("_", " "), str(value))
         table.add_row("unreadable, skipped", f"{len(counts.bad)}")
-        print_all(table, *counts.bad)
+        print_all(table, *([] if evaluation.per_class is None else _worst_classes(evaluation.per_class(counts))), *counts.bad)
+
+
+def _worst_classes(found: "Rows") -> list[Any]:
+    """The table of the first MAX_CLASSES classes, and how many there are more."""
+    table = new_table("by class, the worst first", *found.columns)
+    for row in found.rows[:MAX_CLASSES]:
+        table.add_row(*row)
+    more = len(found.rows) - MAX_CLASSES
+    return [table, *[f"{more} more classes: --json has all"] * (more > 0)]

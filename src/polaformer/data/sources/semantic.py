@@ -20,6 +20,7 @@ from polaformer.data.sources.source import NamedSplits, SomeSplits, Splits, held
 from polaformer.errors import DataError, ImageError, printable
 
 MAX_VALUES = 10  # that a message names
+NUM_NAMES = 10  # of masks, to tell what their values mean
 
 
 class SemanticSource:
@@ -203,7 +204,8 @@ def _folders_of(root: Path) -> dict[str, Folders]:
 
 def _label_set(data: str, folders: dict[str, Folders], option: str | None, classes: tuple[str, ...] | None) -> LabelSet:
     root = next(iter(folders.values())).masks.parent if folder_pairs(data) else Path(data)
-    found = find_label_set(option, root)
+    pairs = [] if option is not None else matched(next(iter(folders.values())))[:NUM_NAMES]
+    found = find_label_set(option, root, [os.path.basename(mask) for _, mask in pairs])
     return found if classes is None or classes == found.classes else found.reordered(classes)
 
 
@@ -226,7 +228,9 @@ def _unknown(path: Path, stored: np.ndarray, is_unknown: np.ndarray, label_set: 
         return f"{path} has RGB colours, but the label set has values alone; write colours into it, or save indices of classes"
     values, counts = np.unique((pack_colours(stored) if is_colour else stored)[is_unknown], return_counts=True)
     order = np.argsort(-counts, kind="stable")[:MAX_VALUES]
-    shown = [f"{f'#{values[one]:06x}' if is_colour else values[one]} ({counts[one]} pixels)" for one in order]
+    named = [f"#{values[one]:06x}" if is_colour else str(values[one]) for one in order]
+    numbers = ["1 pixel" if number == 1 else f"{number} pixels" for number in counts[order]]
+    shown = [f"{name} ({number})" for name, number in zip(named, numbers, strict=True)]
     known = "" if is_colour else f", which knows {_spans(label_set.values)}"
     more = f" and {len(values) - MAX_VALUES} more" * (len(values) > MAX_VALUES)
     what = "colours" if is_colour else "values"

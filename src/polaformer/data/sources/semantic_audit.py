@@ -104,6 +104,7 @@ def _facts(source: SemanticSource, counts: np.ndarray) -> dict[str, Any]:
         "images": len(source),
         "pixels": int(counts.sum()),
         "ignored": f"{100 * counts[IGNORED] / max(1, counts.sum()):.2g} %",
+        "label_set": source.label_set.name,
         "classes": number,
         "unseen_classes": int((counts[:number] == 0).sum()),
         "class_shares": ClassShares({source.classes[label]: round(float(shares[label]), 6) for label in order}),

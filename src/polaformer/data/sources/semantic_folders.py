@@ -64,8 +64,8 @@ def matched(folders: Folders) -> list[tuple[str, str]]:
         raise DataError(f"{folders.images} is both the folder of images and that of masks; put the masks into their own")
     images, masks = (_by_stem(folder) for folder in folders)
     problems = [
-        _alone("images have no mask", folders.images, [images[stem] for stem in images.keys() - masks.keys()], folders.masks),
-        _alone("masks have no image", folders.masks, [masks[stem] for stem in masks.keys() - images.keys()], folders.images),
+        _alone("image", "no mask", folders.images, [images[stem] for stem in images.keys() - masks.keys()], folders.masks),
+        _alone("mask", "no image", folders.masks, [masks[stem] for stem in masks.keys() - images.keys()], folders.images),
     ]
     if any(problems):
         raise DataError(*filter(None, problems))
@@ -99,8 +99,9 @@ def _by_stem(folder: Path) -> dict[str, str]:
     return found
 
 
-def _alone(what: str, folder: Path, names: list[str], others: Path) -> str:
+def _alone(what: str, lacks: str, folder: Path, names: list[str], others: Path) -> str:
     """The message about files without counterpart, or "" if there are none."""
     shown = ", ".join(sorted(names)[:MAX_NAMED]) + f" and {len(names) - MAX_NAMED} more" * (len(names) > MAX_NAMED)
     hint = "an image and its mask have the same name up to the ending; add what is missing, or remove the others"
-    return f"{folder}: {len(names)} {what} in {others}: {shown}; {hint}" if names else ""
+    number = f"1 {what} has" if len(names) == 1 else f"{len(names)} {what}s have"
+    return f"{folder}: {number} {lacks} in {others}: {shown}; {hint}" if names else ""

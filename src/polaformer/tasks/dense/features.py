@@ -25,14 +25,18 @@ class Features(nn.Module):
     Without its classifier, its final norm and the norms of unused features, so that every parameter gets a gradient.
     feature_norms: a LayerNorm per feature map; None: as in the published code for dense tasks, where Swin has them, PVT has
         none, and PVTv2 ends every stage with a norm anyway.
-    options: other arguments of `create_model`: attention, img_size, dims, depths, drop_path_rate, …
+    options: other arguments of `create_model`: attention, img_size, dims, depths, drop_path_rate, … Raises SettingsError for
+        those that do not go together.
     """
 
     def __init__(self, name: str, *, feature_norms: bool | None = None, first_stage: int = 0, **options: Any) -> None:
         super().__init__()
         check_pyramid(name)
         norms = MODELS[name].family.dense_norms if feature_norms is None else feature_norms
-        backbone = create_model(name, num_classes=0, feature_norms=norms, **options)
+        try:
+            backbone = create_model(name, num_classes=0, feature_norms=norms, **options)
+        except (ValueError, TypeError) as error:
+            raise SettingsError(f"backbone {name}: {error}") from error
         assert isinstance(backbone, Pyramid)
         self.backbone, self.first_stage = backbone, first_stage
         info = backbone.feature_info[first_stage:]

@@ -20,6 +20,8 @@ from polaformer.training.memory_estimate import MemoryEstimate
 from polaformer.training.run import weights_file
 from polaformer.training.slurm import num_processes
 
+NUM_NAMES = 12  # of classes that are shown before a training
+
 
 class DenseJob(MapStyleJob):
     """A job whose model is described by arguments. A subclass sets `classes`, `description` and `notices`."""
@@ -61,6 +63,7 @@ class DenseJob(MapStyleJob):
             **{f"{name}_images": len(source) for name, source in self.parts.items()},
             **({"notices": "; ".join(self.notices)} if self.notices else {}),
             "classes": len(self.classes),
+            "class_names": ", ".join(self.classes[:NUM_NAMES]) + ", …" * (len(self.classes) > NUM_NAMES),
             **memory.as_record(),
         }
 

@@ -28,7 +28,10 @@ def save_model(model: nn.Module, path: str | PathLike[str], metadata: Mapping[st
 
 def build_trained(path: str | PathLike[str], description: DenseDescription, state: StateDict) -> Any:
     """The model of a description with the parameters from its file, ready for inference; raises WeightsError."""
-    problems = description.misfits(state)
+    try:
+        problems = description.misfits(state)
+    except SettingsError as error:
+        raise WeightsError(f"{path} is damaged: its {description.noun} cannot be built: {error}") from error
     if any(problems):
         raise WeightsError(
             f"{path} is damaged: its parameters are not those of the {description.noun} that it describes", problems

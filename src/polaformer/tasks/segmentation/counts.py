@@ -40,18 +40,27 @@ class ImageAccuracy(NamedTuple):
         return self.num_right / self.num_pixels if self.num_pixels else 1.0
 
 
+class MissedPixels(NamedTuple):
+    """How many pixels of a class an image has that got another class."""
+
+    number: int
+    image: int  # its index in its split
+
+
 @dataclass
 class SegmentationCounts:
     """The confusion matrix over all labelled pixels, in whole numbers: exactly equal for any number of processes.
 
     inference: how images are segmented. confusion (K, K), int64: true classes in rows, predicted ones in columns, without
-    ignored pixels. images: by the index of the image in its split.
+    ignored pixels. images: by the index of the image in its split. most_missed: of each class that some image misses, by its
+    label, the image that misses most of it.
     """
 
     num_classes: int
     inference: Inference
     confusion: Tensor = field(default_factory=lambda: torch.empty(0))
     images: dict[int, ImageAccuracy] = field(default_factory=dict)
+    most_missed: dict[int, MissedPixels] = field(default_factory=dict)
     bad: list[str] = field(default_factory=list)  # one line for every image that could not be read
 
     def __post_init__(self) -> None:
@@ -74,16 +83,28 @@ class SegmentationCounts:
         own = confusion_matrix(predicted, truth, self.num_classes)
         self.confusion += own
         self.images[index] = ImageAccuracy(int(own.trace()), int(own.sum()))
+        missed = own.sum(dim=1) - own.diagonal()
+        for label in missed.nonzero()[:, 0].tolist():
+            self._note_missed(label, MissedPixels(int(missed[label]), index))
+
+    def _note_missed(self, label: int, one: MissedPixels) -> None:
+        known = self.most_missed.setdefault(label, one)
+        self.most_missed[label] = min(known, one, key=lambda missed: (-missed.number, missed.image))
 
     @classmethod
     def merge(cls, parts: "Sequence[SegmentationCounts]") -> "SegmentationCounts":
         """The images of all processes."""
         images = {index: image for part in parts for index, image in part.images.items()}
         if len(images) < (total := sum(len(part.images) for part in parts)):
-            raise ValueError(f"SegmentationCounts: {total - len(images)} images were counted twice; each image has one index")
+            twice = total - len(images)
+            raise ValueError(f"SegmentationCounts: images counted twice: {twice}; each image has one index")
         confusion = torch.stack([part.confusion for part in parts]).sum(dim=0)
         bad = sorted(line for part in parts for line in part.bad)
-        return cls(parts[0].num_classes, parts[0].inference, confusion, images, bad)
+        merged = cls(parts[0].num_classes, parts[0].inference, confusion, images, bad=bad)
+        for part in parts:
+            for label, missed in part.most_missed.items():
+                merged._note_missed(label, missed)
+        return merged
 
     def per_class(self) -> list[ClassIoU]:
         """The result of each class, in the order of the classes."""

@@ -6,11 +6,12 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from polaformer.data.sources.label_sets import MAX_CLASSES
 from polaformer.ops.grid import Grid
 from polaformer.tasks.dense.description import DenseDescription
 from polaformer.tasks.dense.features import STRIDES, Features
 from polaformer.tasks.segmentation.fcn import FCN
-from polaformer.tasks.segmentation.segmenter import IGNORED, Segmenter
+from polaformer.tasks.segmentation.segmenter import Segmenter
 from polaformer.tasks.segmentation.semantic_fpn import SemanticFPN
 from polaformer.tasks.segmentation.upernet import UPerNet
 
@@ -27,7 +28,7 @@ class SegmenterDescription(DenseDescription):
     noun: ClassVar[str] = "segmenter"
     choices: ClassVar[Mapping[str, Sequence[Any]]] = {"segmenter": SEGMENTERS, "auxiliary": (True, False, None)}
     most: ClassVar[Mapping[str, int]] = {
-        "num_classes": IGNORED,
+        "num_classes": MAX_CLASSES,
         "fpn_width": 8192,
         "head_width": 8192,
         "auxiliary_width": 8192,

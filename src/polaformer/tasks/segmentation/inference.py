@@ -13,8 +13,6 @@ from polaformer.ops.grid import Grid
 from polaformer.tasks.segmentation.inference_settings import Inference
 from polaformer.tasks.segmentation.segmenter import Segmenter
 
-__all__ = ["Inference", "classify", "segment"]
-
 CHUNK = 16  # classes that are resized at once
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import isqrt
 from os import PathLike
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -33,12 +33,13 @@ from polaformer.tasks.dense.trained_model import CLASSES, build_trained
 from polaformer.tasks.job import Evaluation
 from polaformer.tasks.segmentation.counts import SegmentationCounts
 from polaformer.tasks.segmentation.description import SegmenterDescription
+from polaformer.tasks.segmentation.figures import class_table
 from polaformer.tasks.segmentation.inference import classify
 from polaformer.tasks.segmentation.inference_settings import Inference
 from polaformer.tasks.segmentation.objective import SegmentationObjective
 from polaformer.tasks.segmentation.recipe import SegmentationRecipe
 from polaformer.tasks.segmentation.segmenter import Segmenter
-from polaformer.tasks.segmentation.task import SegmentationEvaluation, SegmentationPrediction
+from polaformer.tasks.segmentation.task import InferenceOptions, SegmentationEvaluation, SegmentationPrediction
 from polaformer.tasks.task import Advance, Answers
 from polaformer.weights.errors import WeightsError
 from polaformer.weights.files import read_metadata, read_state_dict
@@ -59,12 +60,19 @@ class SegmentationPredictor(DensePredictor):
 
     @torch.inference_mode()
     def segment(self, image: Image) -> np.ndarray:
-        """The class (H, W) of every pixel of an image, uint8."""
+        """The class (H, W) of every pixel of an image of any mode, uint8."""
         about, parameter = self.preprocessing, next(self.model.parameters())
-        resized, _ = resize_of(about, self.inference)(image, NO_LABELS)
+        resized, _ = resize_of(about, self.inference)(image.convert("RGB"), NO_LABELS)
         views = [normalised(one, about.mean, about.std).to(parameter.device, parameter.dtype) for one in resized]
         found: np.ndarray = classify(self.model.eval(), views, (image.height, image.width), self.inference).cpu().numpy()
         return found
+
+    def adjusted(self, options: InferenceOptions, *, precision: str = "fp32") -> Self:
+        """The same segmenter with the sizes and the inference of the options; raises SettingsError if it cannot take them."""
+        about, inference = self.preprocessing.with_size(options.size), inference_of(self.inference, options)
+        advice = "give a smaller --size, smaller --scales, or --mode slide"
+        check_evaluation(self.description, about, inference, advice=advice, precision=precision)
+        return replace(self, preprocessing=about, inference=inference)
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -73,9 +81,8 @@ class SegmentationPredictor(DensePredictor):
 
     def evaluation(self, options: SegmentationEvaluation, recipe: SegmentationRecipe | None) -> Evaluation:
         """An evaluation on a split, each image in one process; raises DataError, and SettingsError for other classes."""
-        about, inference = self.preprocessing.with_size(options.size), inference_of(self.inference, options)
-        advice = "give a smaller --size, smaller --scales, or --mode slide"
-        check_evaluation(self.description, about, inference, advice=advice, precision=options.precision)
+        adjusted = self.adjusted(options, precision=options.precision)
+        about, inference = adjusted.preprocessing, adjusted.inference
         source = self._open_split(options, recipe)
         reader = SegmentationReader(source, resize_of(about, inference), about.mean, about.std, training=False)
         samples = Samples(reader, seed=0, on_bad=options.on_bad_image, replace=False)
@@ -89,15 +96,17 @@ class SegmentationPredictor(DensePredictor):
             lambda rank, world: batches(samples, share(rank, world), num_workers=options.num_workers),
             about.about() | _told(inference),
             details=lambda counts: {"per_class": class_records(counts, self.classes)},
+            per_class=lambda counts: class_table(counts, self.classes, options.split),
         )
 
     def answer(self, inputs: Sequence[str], options: SegmentationPrediction, advance: Advance) -> Answers:
         """The classes on image files; with --out also the images with the classes drawn on them, class maps, and JSON."""
         records, rows, unreadable = list[dict[str, Any]](), list[tuple[str, ...]](), list[str]()
+        segmenter = self.adjusted(options)
         endings = (DRAWN, CLASS_MAP)
         files = None if options.out is None else DrawnFiles(options.out, inputs, endings, "segmentation.json")
         for index, path, image in readable_images(inputs, unreadable, advance):
-            labels = self.segment(image)
+            labels = segmenter.segment(image)
             record = self._record(path, labels)
             if files is not None:
                 record |= self._written(files, files.stems[index], image, labels)
@@ -148,8 +157,8 @@ def resize_of(about: DensePreprocessing, inference: Inference) -> ResizeShorter:
     return ResizeShorter(about.size, about.max_size, inference.scales)
 
 
-def inference_of(stored: Inference, options: SegmentationEvaluation) -> Inference:
-    """The inference that the options of `eval` ask for; raises SettingsError."""
+def inference_of(stored: Inference, options: InferenceOptions) -> Inference:
+    """The inference that the options ask for; raises SettingsError."""
     mode = options.mode or stored.mode
     if mode == "whole" and (options.window, options.stride) != (None, None):
         raise SettingsError("--window and --stride are for sliding windows, but whole images are segmented; add --mode slide")

@@ -23,7 +23,7 @@ class SegmentationRecipe(DenseRecipe):
     data: str | None = None
     """A folder in the layout of ADE20K (images, annotations) or CamVid (train, trainannot), or IMAGES:MASKS,IMAGES:MASKS."""
     label_set: str | None = None
-    """Classes of the masks: ade20k, camvid, or a file; None: classes.txt in the data, else by layout."""
+    """Classes of the masks: ade20k, camvid, or a file; None: classes.txt in the data, else by their names."""
     segmenter: SegmenterName = "semantic-fpn"
     """The heads around the backbone."""
     fpn_width: int = 256
@@ -43,9 +43,9 @@ class SegmentationRecipe(DenseRecipe):
     scales: tuple[float, float] = (0.5, 2.0)
     """Smallest and largest factor by which a training image is scaled."""
     max_class_share: float = 0.75
-    """Crops in which one class has a larger share of the pixels are drawn again, up to ten times; 1: never."""
+    """Crops in which one class has this share of the pixels or more are drawn again, up to ten times; 1: never."""
     photometric: bool = True
-    """Change brightness, contrast, saturation and hue of training images at random."""
+    """Whether to change brightness, contrast, saturation and hue of training images at random."""
     eval_size: int | None = 512
     """Length of the shorter side in evaluation, in pixels; None: the size that images have."""
     eval_max_size: int = 2048

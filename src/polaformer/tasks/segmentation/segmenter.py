@@ -10,12 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polaformer.data.sources.label_sets import IGNORED
 from polaformer.ops.grid import Grid
 from polaformer.ops.precision import computing_dtype, without_autocast
 from polaformer.tasks.dense.model import DenseModel
 from polaformer.tasks.dense.padding import sizes_of, upsampled
-
-IGNORED = 255  # the label of pixels that do not count
 
 
 class Head(Protocol):
@@ -99,5 +98,11 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def training_losses(model: Segmenter, images: Tensor) -> dict[str, Tensor]:
-    """The losses for images (B, 3, H, W) without known labels: what estimates of memory compute on the meta device."""
+    """The losses for images (B, 3, H, W) without known labels: what estimates of memory compute on the meta device.
+
+    Batch norm keeps as much for backward without statistics of its own, which one image may not have.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()
     return model.losses(images, None, torch.zeros_like(images[:, 0], dtype=torch.uint8))

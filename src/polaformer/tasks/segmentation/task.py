@@ -16,13 +16,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SegmentationEvaluation(ImageEvaluation):
-    """How to evaluate; by default as the weights file specifies."""
+class InferenceOptions:
+    """How to segment images; by default as the weights file specifies."""
 
-    batch_size: int = 1
-    """Images per batch, in each process; the model sees one at a time, so results do not depend on it."""
-    label_set: str | None = None
-    """Classes of the masks of --data: ade20k, camvid, or a file; by default classes.txt in the data, else by layout."""
     size: int | None = None
     """Length of the shorter side of the images, in pixels; as in training by default."""
     mode: Mode | None = None
@@ -36,9 +32,9 @@ class SegmentationEvaluation(ImageEvaluation):
     flip: bool = False
     """Average with the prediction for the mirrored image."""
 
-    def problems(self) -> list[str]:
+    def inference_problems(self) -> list[str]:
         """All problems with the values, one line each."""
-        found = super().problems() + size_problems(self.size)
+        found = size_problems(self.size)
         for name in ("window", "stride"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -51,8 +47,22 @@ class SegmentationEvaluation(ImageEvaluation):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SegmentationPrediction(PredictionOptions):
-    """What to predict for an image."""
+class SegmentationEvaluation(InferenceOptions, ImageEvaluation):
+    """How to evaluate; by default as the weights file specifies."""
+
+    batch_size: int = 1
+    """Images per batch, in each process; the model sees one at a time, so results do not depend on it."""
+    label_set: str | None = None
+    """Classes of the masks of --data: ade20k, camvid, or a file; by default classes.txt in the data, else by their names."""
+
+    def problems(self) -> list[str]:
+        """All problems with the values, one line each."""
+        return super().problems() + self.inference_problems()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentationPrediction(InferenceOptions, PredictionOptions):
+    """What to predict for an image; segmented as the weights file specifies by default."""
 
     out: Path | None = None
     """Directory for the images with the classes drawn on them, the class maps (NAME-classes.png), and segmentation.json."""
@@ -62,7 +72,7 @@ class SegmentationPrediction(PredictionOptions):
     def problems(self) -> list[str]:
         """All problems with the values, one line each."""
         found = [f"--min-share is {self.min_share}; give a number in [0, 1]"] * (not 0 <= self.min_share <= 1)
-        return found + directory_problems("--out", self.out)
+        return found + directory_problems("--out", self.out) + self.inference_problems()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +80,7 @@ class SegmentationCheck(ImageCheck):
     """How to read images with masks."""
 
     label_set: str | None = None
-    """Classes of the masks: ade20k, camvid, or a file; by default classes.txt in the data, else by layout."""
+    """Classes of the masks: ade20k, camvid, or a file; by default classes.txt in the data, else by their names."""
     val_share: float = 0.0
     """Share of the images to hold out if the data have no validation split; 0: none."""
 
