@@ -107,6 +107,7 @@ def test_the_schedules_are_those_of_the_paper(objects):
         ({"model": "pola_deit_tiny"}, "pola_deit_tiny"),
         ({"model": "pola_pvt_tinny"}, "did you mean 'pola_pvt_tiny'"),
         ({"attention": "polar"}, "polar"),
+        ({"num_heads": (3, 1, 2, 2)}, "backbone pola_pvt_tiny: .* is not divisible by 3 heads"),
         ({"attention": "linformer", "sizes": (320,), "max_size": 480}, "linformer has parameters per token"),
         ({"attention": "linformer", "eval_size": 320, "max_size": 320}, "evaluation on 1 image of 320×320 pixels: linformer"),
         ({"eval_size": 100_000, "max_size": 100_000}, "evaluation on 1 image of 100000×100000 pixels needs at least"),
@@ -303,8 +304,9 @@ def test_eval_tells_all_numbers_and_those_of_each_class(run, capsys, monkeypatch
         assert all(one[f"{kind}_AP50"] >= one[f"{kind}_AP"] for one in found["per_class"])
     code, out, errors = call(["eval", "--checkpoint", run, "--num-workers", "0"], capsys)
     assert code == 0, errors
-    [header] = [line.split()[1::2] for line in out.splitlines() if line.startswith("┃")]
-    assert header == ["metric", "box", "mask"]
+    headers = [[one.strip() for one in line.split("┃")[1:-1]] for line in out.splitlines() if line.startswith("┃")]
+    assert headers == [["metric", "box", "mask"], ["class", "objects", "box AP", "box AP50", "mask AP", "mask AP50"]]
+    assert set(NAMES) <= {line.split("│")[1].strip() for line in out.splitlines() if line.startswith("│")}
     rows = {line.split("│")[1].strip(): line.split("│")[2:4] for line in out.splitlines() if line.startswith("│")}
     for name in ("AP", "AP50", "AP75", "AP small", "AP medium", "AP large", "AR1", "AR10", "AR100", "AR small", "AR medium"):
         for kind, text in zip(("box", "mask"), rows[name], strict=True):

@@ -49,7 +49,7 @@ def collect_figures(counts: DetectionCounts, source: CocoSource, split: str = "v
         "Predictions": _predictions(counts, source, split) or Text(f"None of the {split} images could be read."),
         "Precision and recall": _curves(counts, split),
         "COCO metrics": coco_metrics(counts),
-        "Average precision by class": _classes(counts, source.classes, split),
+        "Average precision by class": class_table(counts, source.classes, split),
     }
 
 
@@ -193,7 +193,7 @@ def coco_metrics(counts: DetectionCounts) -> Rows:
     return Rows(("metric", *counts.kinds), rows, caption, numeric=True)
 
 
-def _classes(counts: DetectionCounts, classes: Sequence[str], split: str) -> Rows:
+def class_table(counts: DetectionCounts, classes: Sequence[str], split: str) -> Rows:
     """The classes with objects, those with the lowest AP first."""
     results = counts.per_class()
     known = sorted((one for one in results if not isnan(one.box_ap)), key=lambda one: (one.box_ap, -one.num_objects, one.label))

@@ -31,7 +31,7 @@ from polaformer.tasks.dense.trained_model import CLASSES, build_trained
 from polaformer.tasks.detection.counts import DetectionCounts
 from polaformer.tasks.detection.description import DetectorDescription
 from polaformer.tasks.detection.detector import Detections, Detector, paste_masks, rescaled
-from polaformer.tasks.detection.figures import coco_metrics
+from polaformer.tasks.detection.figures import class_table, coco_metrics
 from polaformer.tasks.detection.objective import DetectionObjective
 from polaformer.tasks.detection.recipe import DetectionRecipe
 from polaformer.tasks.detection.task import DetectionEvaluation, DetectionPrediction
@@ -94,6 +94,7 @@ class DetectionPredictor(DensePredictor):
             None if options.results is None else partial(write_results, options.results, source.category_ids),
             lambda counts: {"per_class": class_records(counts, self.classes)},
             coco_metrics,
+            lambda counts: class_table(counts, self.classes, options.split),
         )
 
     def answer(self, inputs: Sequence[str], options: DetectionPrediction, advance: Advance) -> Answers:
