@@ -3,34 +3,38 @@
 Usage: python benchmarks/curves.py collect SWEEP_DIRECTORY curves.csv
        python benchmarks/curves.py draw curves.csv METRIC curves.png [TITLE]
 
-`collect` reads the journals of all runs below a sweep's directory and adds their evaluations to the file, or replaces those of
-the same cell and seed. `draw` draws a metric against updates, one line per run.
+`collect` reads the journals of all runs below a sweep's directory and adds the losses of logged updates and the evaluations to
+the file, or replaces those of the same cell and seed. `draw` draws a metric against updates, one line per run; losses are those of
+single updates, so each point is the mean of GROUP logged ones.
 """
 
 import csv
 import json
 import sys
 from pathlib import Path
+from statistics import mean
 
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-KEYS = ("cell", "seed", "step")
+KEYS, LOSS = ("cell", "seed", "step"), "train_loss"
+GROUP = 5
 
 
-def evaluations(run: Path) -> list[dict[str, str]]:
-    """The numbers of every evaluation of a run, and the loss of the last logged update before it."""
-    found, loss = [], ""
+def measured(run: Path) -> list[dict[str, str]]:
+    """The loss of every logged update of a run, and the numbers of every evaluation, by update."""
+    found: dict[int, dict[str, str]] = {}
     for line in (run / "journal.jsonl").read_text().splitlines():
         record = json.loads(line)
-        if record["kind"] == "train":
-            loss = f"{record['loss']:.5g}"
-        elif record["kind"] == "eval":
-            numbers = {name: f"{one:.5g}" for name, one in record.items() if isinstance(one, float) and name != "epoch"}
-            found.append({"cell": run.parent.name, "seed": run.name, "step": str(record["step"]), "train_loss": loss} | numbers)
-    return found
+        if record["kind"] in ("train", "eval"):
+            row = found.setdefault(
+                record["step"], dict(zip(KEYS, (run.parent.name, run.name, str(record["step"])), strict=True))
+            )
+            names = {"loss": LOSS} if record["kind"] == "train" else {name: name for name in record if name != "epoch"}
+            row |= {new: f"{record[old]:.5g}" for old, new in names.items() if isinstance(record[old], float)}
+    return [found[step] for step in sorted(found)]
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -40,7 +44,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 def collect(sweep: str, target: str) -> None:
     """Adds the runs of a sweep to the file."""
-    new = [row for path in sorted(Path(sweep).glob("*/*/journal.jsonl")) for row in evaluations(path.parent)]
+    new = [row for path in sorted(Path(sweep).glob("*/*/journal.jsonl")) for row in measured(path.parent)]
     replaced = {(row["cell"], row["seed"]) for row in new}
     rows = [row for row in read(Path(target)) if (row["cell"], row["seed"]) not in replaced] + new
     columns = list(dict.fromkeys([*KEYS, *(name for row in rows for name in row)]))
@@ -61,9 +65,12 @@ def draw(source: str, metric: str, picture: str, title: str = "") -> None:
     several = len({seed for _, seed in lines}) > 1
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     for (cell, seed), points in lines.items():
+        if metric == LOSS:
+            groups = [points[start : start + GROUP] for start in range(0, len(points), GROUP)]
+            points = [(group[-1][0], mean(loss for _, loss in group)) for group in groups]
         axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=f"{cell}, seed {seed}" if several else cell)
     axes.set_xlabel("updates")
-    axes.set_ylabel(f"{metric.replace('_', ' ')} (validation)")
+    axes.set_ylabel("loss (training)" if metric == LOSS else f"{metric.replace('_', ' ')} (validation)")
     axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
