@@ -4,8 +4,8 @@ Usage: python benchmarks/curves.py collect SWEEP_DIRECTORY curves.csv
        python benchmarks/curves.py draw curves.csv METRIC curves.png [TITLE]
 
 `collect` reads the journals of all runs below a sweep's directory and adds the losses of logged updates and the evaluations to
-the file, or replaces those of the same cell and seed. `draw` draws a metric against updates, one line per run; losses are those of
-single updates, so each point is the mean of GROUP logged ones.
+the file, or replaces those of the same cell and seed. `draw` draws a metric against updates, one line per run. Losses are those
+of single updates, so each point is the mean of GROUP logged ones.
 """
 
 import csv
