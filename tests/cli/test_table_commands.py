@@ -9,8 +9,10 @@ import pytest
 
 import faults
 from commands import run
-from polaformer.analysis.lra_speed import SpeedRow, throughput
+from polaformer.analysis.lra_speed import SpeedRow, compare, throughput
 from polaformer.analysis.timing import Timing
+from polaformer.cli import table_lra_speed
+from polaformer.cli.bench_tables import ratio_text
 from polaformer.recipes.lra import build_recipe
 from polaformer.tasks.sequence.published import ROWS, SPEED, TASKS, printed_accuracy, printed_speedup
 
@@ -115,6 +117,29 @@ def test_table_lra_speed_times_all_rows_with_the_same_batch(capsys):
     for row in found["tasks"]["image"].values():
         assert row["tokens_per_millisecond"] == pytest.approx(2 * 1024 / (1e3 * row["time"]["median"]))
         assert row["peak_bytes"] > 0
+        assert row["speedup_over_materialised"] is row["memory_ratio_to_materialised"] is None
+
+
+def test_the_papers_ratios_stand_beside_ours_to_materialised_softmax():
+    """The paper's softmax is materialised: 1.82 times as fast and 0.47 of the memory on Image are relative to that."""
+    steps = compare("image", ["softmax", "softmax-materialised", "pola-a3"], batch=1, micro_batch=1, rounds=1, seconds=9)
+    pola, maps = steps["pola-a3"], steps["softmax-materialised"]
+    assert pola.as_record()["speedup_over_materialised"] == maps.timing.median / pola.timing.median
+    assert pola.as_record()["speedup"] == steps["softmax"].timing.median / pola.timing.median
+    assert pola.memory_ratio_to_materialised == pola.peak_bytes / maps.peak_bytes < 0.5 < pola.memory_ratio
+    table = table_lra_speed._table("image", steps, "batch 1")
+    titles = [" ".join(str(column.header).split()) for column in table.columns]
+    cells = {
+        str(row[0]): dict(zip(titles, row, strict=True)) for row in zip(*(one.cells for one in table.columns), strict=True)
+    }
+    assert titles[3:6] == ["× softmax", "× materialised", "paper, × materialised"]
+    assert titles[7:] == ["of softmax", "of materialised", "paper, of materialised"]
+    assert cells["pola-a3"]["× materialised"] == ratio_text(pola.speedup_over_materialised)
+    assert (cells["pola-a3"]["paper, × materialised"], cells["pola-a3"]["paper, of materialised"]) == ("1.82", "0.47")
+    # The paper's softmax is the materialised one.
+    assert [cells[name]["paper, × materialised"] for name in ("softmax", "softmax-materialised")] == ["", "1.00"]
+    del steps["softmax-materialised"]
+    assert "× materialised" not in [str(one.header) for one in table_lra_speed._table("image", steps, "batch 1").columns]
 
 
 @pytest.mark.parametrize(
