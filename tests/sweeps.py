@@ -1,4 +1,7 @@
-"""Runs `polaformer sweep` in a separate process that forks its runs instead of starting them, so that PyTorch loads once."""
+"""Runs `polaformer sweep`, or `table lra --run`, in a separate process that forks its runs instead of starting them.
+
+So PyTorch loads once.
+"""
 
 import os
 import signal
@@ -34,14 +37,14 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def start(words: list[Any], folder: Path) -> BaseProcess:
+def start(words: list[Any], folder: Path, command: tuple[str, ...] = ("sweep",)) -> BaseProcess:
     """Starts `polaformer sweep` with these arguments; its stdout and stderr go to files in the folder."""
-    return faults.spawn(_sweep, [str(word) for word in words], folder / "stdout", folder / "stderr")
+    return faults.spawn(_sweep, [*command, *map(str, words)], folder / "stdout", folder / "stderr")
 
 
-def run(words: list[Any], folder: Path) -> tuple[int, str, str]:
+def run(words: list[Any], folder: Path, command: tuple[str, ...] = ("sweep",)) -> tuple[int, str, str]:
     """Runs it to the end; returns the exit code, stdout and stderr."""
-    process = start(words, folder)
+    process = start(words, folder, command)
     process.join(120)
     assert process.exitcode is not None, "it did not end within two minutes"
     return process.exitcode, (folder / "stdout").read_text(), (folder / "stderr").read_text()
@@ -56,7 +59,7 @@ def _sweep(words: list[str], stdout: Path, stderr: Path) -> None:
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), number)
     forking = partial(subprocess.Popen, preexec_fn=_train)
     sweep_training.subprocess = SimpleNamespace(Popen=forking, PIPE=subprocess.PIPE)  # type: ignore[assignment]
-    sys.exit(main(["sweep", *words]))
+    sys.exit(main(words))
 
 
 def _train() -> None:

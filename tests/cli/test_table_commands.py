@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 import faults
+import sweeps
 from commands import run
-from polaformer.analysis.lra_speed import SpeedRow, throughput
+from polaformer.analysis.lra_speed import SpeedRow, compare, throughput
 from polaformer.analysis.timing import Timing
+from polaformer.cli import table_lra_speed
+from polaformer.cli.bench_tables import ratio_text
 from polaformer.recipes.lra import build_recipe
 from polaformer.tasks.sequence.published import ROWS, SPEED, TASKS, printed_accuracy, printed_speedup
 
@@ -43,13 +46,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_table_lra_groups_seeds_and_marks_other_settings(runs, capsys):
     code, out, _ = run(["table", "lra", "--runs", runs, "--tasks", "text", "--rows", "pola-a3", "softmax", "linear"], capsys)
     assert code == 0
-    assert re.search(r"pola-a3 +│ 73.06 P │ +│", out)
-    assert re.search(r"pola-a3 \[1\] +│ +│ [\d.]+ ± [\d.]+ \(2 seeds, 4 steps\)", out)
-    assert re.search(r"softmax +│ 61.55 \? │ +│", out)
-    assert re.search(r"softmax \[2\] +│ +│ +[\d.]+ \(1 seed, 4 steps\)", out)
+    assert re.search(r"pola-a3 \[1\] +│ 73.06 P │ [\d.]+ ± [\d.]+ \(2 seeds, 4 steps\)", out)
+    assert re.search(r"softmax \[2\] +│ 61.55 \? │ +[\d.]+ \(1 seed, 4 steps\)", out)
+    assert re.search(r"linear +│ 65.90 L │ +│", out)
     assert re.search(r"\[1\] warmup_steps 1, batch_size 4, eval_every_steps 4\n\[2\] .*, pooling valid\n", out)
     assert "1 run is not finished" in out
     assert "copied from the Long Range Arena's leaderboard" in out
+
+
+def test_only_runs_of_the_shown_rows_count_as_unfinished(runs, capsys):
+    for rows, unfinished in ((["linear"], 1), (["pola-a3"], 0)):
+        code, out, _ = run(["table", "lra", "--runs", runs, "--rows", *rows, "--json"], capsys)
+        assert (code, json.loads(out)["unfinished"]) == (0, unfinished)
 
 
 def test_table_lra_as_json(runs, capsys):
@@ -62,13 +70,51 @@ def test_table_lra_as_json(runs, capsys):
     assert pola["mean"] == pytest.approx(sum(pola["accuracies"]) / 2)
 
 
-def test_table_lra_run_trains_what_is_missing(runs, tmp_path, capsys):
-    data = runs.parent / "imdb.jsonl"
-    command = ["table", "lra", "--run", "--runs", tmp_path / "out", "--tasks", "text", "--rows", "pola-a3", "--steps", "100"]
-    code, out, err = run([*command, "--data", f"text={data}", "--json"], capsys)
-    # The data have fewer samples than a batch of the published recipe.
-    assert code == 1, err
-    assert "batch_size is 32, but there are only 16 training sequences" in out + err
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory in which `table lra --run` has trained two seeds on 40 short reviews."""
+    folder = tmp_path_factory.mktemp("trained")
+    lines = [
+        json.dumps({"split": split, "label": index % 2, "text": f"{index} " + ("good " if index % 2 else "poor ") * 3})
+        for split, number in (("train", 40), ("test", 40))
+        for index in range(number)
+    ]
+    (folder / "imdb.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def table_lra_run(folder: Path, *options: str) -> tuple[int, str, str]:
+    words = ["--run", "--runs", folder / "runs", "--tasks", "text", "--rows", "linear", "--data", f"text={folder}/imdb.jsonl"]
+    return sweeps.run([*words, "--seeds", "3", "5", "--threads", "1", *options], folder, ("table", "lra"))
+
+
+def test_table_lra_run_trains_what_is_missing_once(trained):
+    options = ["--steps", "2", "--accumulation", "2", "--lr", "0.01", "--selection", "held-out", "--json"]
+    code, out, err = table_lra_run(trained, *options)
+    # 36 reviews remain of the 40 in training: one batch of 32.
+    assert code == 0, err
+    [cell] = json.loads(out)["cells"]
+    folders = [trained / "runs" / "text-linear" / str(seed) for seed in (3, 5)]
+    assert cell["folders"] == [str(one) for one in folders]
+    assert (cell["row"], cell["seeds"], cell["steps"], cell["paper"]) == ("linear", [3, 5], 2, 65.90)
+    written = {}
+    for seed, one in zip((3, 5), folders, strict=True):
+        found = json.loads((one / "config.json").read_text())["options"]
+        assert (found["steps"], found["warmup_steps"], found["accumulation"], found["seed"]) == (2, 1, 2, seed)
+        assert (found["lr"], found["selection"], found["batch_size"]) == (0.01, "held-out", 32)
+        assert (found["warmup_lr"], found["min_lr"]) == (4e-4, 4e-8)
+        assert (one / "model.safetensors").is_file()
+        written |= {path: path.stat().st_mtime_ns for path in one.rglob("*") if path.is_file()}
+    code, again, err = table_lra_run(trained, *options)
+    assert (code, again) == (0, out), err
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+    assert {path for one in folders for path in one.rglob("*") if path.is_file()} == set(written)
+    code, _, err = table_lra_run(trained, *options[2:], "--steps", "5000")
+    assert code == 2
+    assert "was started with steps = 2, not 5000; give another --runs, or the --steps, --lr," in err
+    assert "was started with warmup_steps = 1, not 8;" in err
+    assert "--out" not in err
+    assert "cell" not in err
 
 
 @pytest.mark.parametrize(
@@ -79,6 +125,18 @@ def test_table_lra_run_trains_what_is_missing(runs, tmp_path, capsys):
         (["--run", "--rows", "softmax", "--tasks", "text"], "--run needs the data of text; give --data text=DIR"),
         (["--data", "texts=x"], "--data has 'texts'; did you mean 'text'?"),
         (["--run", "--rows", "softmax", "--jobs", "0"], "--jobs is 0; give an integer ≥ 1"),
+        (
+            ["--run", "--rows", "softmax", "--tasks", "text", "--data", "text"],
+            "--data has 'text', which names no directory; give text=DIR",
+        ),
+        (["--run", "--rows", "softmax", "--tasks", "text", "--data", "text="], "--data has 'text=', which names no directory"),
+        (["--data", "text=one", "text=two"], "--data has 'text' twice; give it once"),
+        (["--tasks", "text", "text"], "--tasks has 'text' twice"),
+        (["--rows", "softmax", "softmax"], "--rows has 'softmax' twice"),
+        (["--run", "--rows", "softmax", "--seeds", "1", "1"], "--seeds has 1 twice"),
+        (["--run", "--rows", "softmax", "--seeds", "-1"], "--seeds is -1; give integers from 0"),
+        (["--run", "--rows", "softmax", "--lr", "0"], "--lr is 0; give a number > 0"),
+        (["--run", "--rows", "softmax", "--tasks", "image", "--selection", "held-out"], "--selection is for text"),
     ],
 )
 def test_mistakes_are_reported_before_any_work(arguments, message, capsys):
@@ -115,6 +173,29 @@ def test_table_lra_speed_times_all_rows_with_the_same_batch(capsys):
     for row in found["tasks"]["image"].values():
         assert row["tokens_per_millisecond"] == pytest.approx(2 * 1024 / (1e3 * row["time"]["median"]))
         assert row["peak_bytes"] > 0
+        assert row["speedup_over_materialised"] is row["memory_ratio_to_materialised"] is None
+
+
+def test_the_papers_ratios_stand_beside_ours_to_materialised_softmax():
+    """The paper's softmax is materialised: 1.82 times as fast and 0.47 of the memory on Image are relative to that."""
+    steps = compare("image", ["softmax", "softmax-materialised", "pola-a3"], batch=1, micro_batch=1, rounds=1, seconds=9)
+    pola, maps = steps["pola-a3"], steps["softmax-materialised"]
+    assert pola.as_record()["speedup_over_materialised"] == maps.timing.median / pola.timing.median
+    assert pola.as_record()["speedup"] == steps["softmax"].timing.median / pola.timing.median
+    assert pola.memory_ratio_to_materialised == pola.peak_bytes / maps.peak_bytes < 0.5 < pola.memory_ratio
+    table = table_lra_speed._table("image", steps, "batch 1")
+    titles = [" ".join(str(column.header).split()) for column in table.columns]
+    cells = {
+        str(row[0]): dict(zip(titles, row, strict=True)) for row in zip(*(one.cells for one in table.columns), strict=True)
+    }
+    assert titles[3:6] == ["× softmax", "× materialised", "paper, × materialised"]
+    assert titles[7:] == ["of softmax", "of materialised", "paper, of materialised"]
+    assert cells["pola-a3"]["× materialised"] == ratio_text(pola.speedup_over_materialised)
+    assert (cells["pola-a3"]["paper, × materialised"], cells["pola-a3"]["paper, of materialised"]) == ("1.82", "0.47")
+    # The paper's softmax is the materialised one.
+    assert [cells[name]["paper, × materialised"] for name in ("softmax", "softmax-materialised")] == ["", "1.00"]
+    del steps["softmax-materialised"]
+    assert "× materialised" not in [str(one.header) for one in table_lra_speed._table("image", steps, "batch 1").columns]
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,8 @@ class SpeedRow:
     speedup: Ratio | None  # over softmax
     peak_bytes: int | None  # of PyTorch's allocator, for one micro-batch
     memory_ratio: float | None  # … relative to softmax
+    speedup_over_materialised: Ratio | None = None  # these two are None if materialised softmax is not timed
+    memory_ratio_to_materialised: float | None = None
 
     @property
     def tokens_per_millisecond(self) -> float | None:
@@ -47,10 +49,19 @@ class SpeedRow:
 
     def as_record(self) -> dict[str, Any]:
         """The row for JSON."""
-        interval = self.speedup and (self.speedup.low, self.speedup.high)
-        found = {"tokens_per_millisecond": self.tokens_per_millisecond, "speedup": self.speedup and self.speedup.median}
-        memory = {"peak_bytes": self.peak_bytes, "memory_ratio": self.memory_ratio}
-        return found | {"speedup_interval": interval} | memory | {"time": self.timing.as_record()}
+        return {
+            "tokens_per_millisecond": self.tokens_per_millisecond,
+            **_ratio_record("speedup", self.speedup),
+            "peak_bytes": self.peak_bytes,
+            "memory_ratio": self.memory_ratio,
+            **_ratio_record("speedup_over_materialised", self.speedup_over_materialised),
+            "memory_ratio_to_materialised": self.memory_ratio_to_materialised,
+            "time": self.timing.as_record(),
+        }
+
+
+def _ratio_record(name: str, ratio: Ratio | None) -> dict[str, Any]:
+    return {name: ratio and ratio.median, f"{name}_interval": ratio and (ratio.low, ratio.high)}
 
 
 def throughput(tokens: int, seconds: float | None) -> float | None:
@@ -117,8 +128,14 @@ def compare(
         peaks[row] = steps[row].peak_bytes()
     timings = measure(steps, baseline=BASELINE, rounds=rounds, seconds=seconds, on_call=on_call)
     tokens = batch * next(iter(steps.values())).description.length
-    base, least = timings.get(BASELINE), peaks.get(BASELINE)
-    return {
-        row: SpeedRow(tokens, timings[row], slowdown(base, timings[row]), peaks[row], peaks[row] / least if least else None)
-        for row in rows
-    }
+    found = {}
+    for row, timing in timings.items():
+        to_base, to_maps = (
+            (slowdown(timings.get(one), timing), _quotient(peaks[row], peaks.get(one))) for one in (BASELINE, MATERIALISED)
+        )
+        found[row] = SpeedRow(tokens, timing, to_base[0], peaks[row], to_base[1], *to_maps)
+    return found
+
+
+def _quotient(number: int, other: int | None) -> float | None:
+    return number / other if other else None

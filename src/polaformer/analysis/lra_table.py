@@ -3,9 +3,7 @@
 Runs belong to one cell if they differ only in their seed and in settings that do not change what is learned.
 """
 
-import hashlib
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -14,6 +12,7 @@ from typing import Any
 from polaformer.data.sources.lra.datasets import DatasetName
 from polaformer.errors import DataError
 from polaformer.recipes.lra import build_recipe
+from polaformer.tasks.attention_options import parse_attention_options
 from polaformer.tasks.recipe import as_values
 from polaformer.tasks.sequence.published import ROWS, TASKS, printed_accuracy
 from polaformer.tasks.sequence.recipe import SequenceRecipe
@@ -27,6 +26,7 @@ from polaformer.training.run import CONFIG, Run
 NEUTRAL = {"data", "seed", "num_workers", "accumulation", "trim", "steps", "attention", "attention_options", "dataset"}
 NEUTRAL |= {"save_every", "save_every_epochs", "keep", "log_every", "log_every_epochs"}
 NEUTRAL |= {"grad_checkpointing", "compile", "deterministic"}
+READING = ("dataset", "tokenisation", "black", "kept")  # how sequences are read, which the digests of a run depend on
 
 
 @dataclass(frozen=True)
@@ -36,21 +36,50 @@ class FoundRun:
     folder: Path
     recipe: SequenceRecipe
     state: RunState
-    data: str  # a digest of the splits that it is evaluated on
+    data: str  # the beginning of the digest of the split that the accuracy is for
 
     @property
     def row(self) -> str:
-        """The row of the table: the name of a variant, or the mechanism and its options."""
-        given = self.recipe.attention, self.recipe.attention_options or None
-        known = (name for name, one in ARENA_ROWS.items() if tuple(one) == given)
-        return next(known, " ".join([given[0], *(given[1] or ())]))
+        """The row of the table that it belongs to; if there is none, the mechanism and its options."""
+        own = parse_attention_options(self.recipe.attention_options)
+        return nearest_row(self.recipe.attention, own) or " ".join([self.recipe.attention, *_pairs(own)])
 
     @property
     def setup(self) -> str:
-        """The settings that differ from those of the task's recipe and may change the result; "" if there are none."""
+        """What differs from the row's options and the task's recipe and may change the result; "" if nothing does."""
         usual, own = as_values(build_recipe(self.recipe.dataset, "softmax")), as_values(self.recipe)
-        changed = {name: own[name] for name in own if name not in NEUTRAL and own[name] != usual[name]}
-        return ", ".join(f"{name} {value}" for name, value in changed.items())
+        changed = [f"{name} {own[name]}" for name in own if name not in NEUTRAL and own[name] != usual[name]]
+        return ", ".join([*self._changed_options(), *changed])
+
+    def _changed_options(self) -> list[str]:
+        own = parse_attention_options(self.recipe.attention_options)
+        name = nearest_row(self.recipe.attention, own)
+        if name is None:
+            return []
+        usual = parse_attention_options(ARENA_ROWS[name].options)
+        given = _pairs({one: value for one, value in own.items() if one not in usual or usual[one] != value})
+        absent = [f"without {pair}" for pair in _pairs({one: value for one, value in usual.items() if one not in own})]
+        return [" ".join(["attention_options", *given, *absent])] if given or absent else []
+
+
+def nearest_row(attention: str, options: Mapping[str, Any]) -> str | None:
+    """The known row of a mechanism with the most options in common; None if it has several rows and none has any."""
+    rows = {name: parse_attention_options(row.options) for name, row in ARENA_ROWS.items() if row.attention == attention}
+    if len(rows) == 1:
+        return next(iter(rows))
+    shared = {name: len(own.items() & options.items()) for name, own in rows.items()}
+    return max(shared, key=lambda name: shared[name]) if any(shared.values()) else None
+
+
+def _pairs(options: Mapping[str, Any]) -> list[str]:
+    """NAME=VALUE in the order of names, each value spelled in one way."""
+    return [f"{name}={_spelled(value)}" for name, value in sorted(options.items())]
+
+
+def _spelled(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 @dataclass(frozen=True)
@@ -108,9 +137,14 @@ def find_runs(folders: Iterable[Path]) -> list[FoundRun]:
                 continue  # another program's, or of a task that is not installed
             if isinstance(recipe, SequenceRecipe):
                 run = SweepRun(recipe.name, recipe.seed, recipe, config.parent)
-                data = json.dumps(Run.open(config.parent)[1].get("data"), sort_keys=True)
-                found.append(FoundRun(config.parent, recipe, read_state(run), hashlib.sha256(data.encode()).hexdigest()[:8]))
+                found.append(FoundRun(config.parent, recipe, read_state(run), _digest_of_evaluated(config.parent)))
     return found
+
+
+def _digest_of_evaluated(folder: Path) -> str:
+    """The beginning of the digest of the test split that a run recorded, or of the validation split if there is none."""
+    digests = (Run.open(folder)[1].get("data") or {}).get("names", {})
+    return str(digests.get("test", digests.get("val", "")))[:8]
 
 
 def collect(runs: Sequence[FoundRun]) -> list[TableCell]:
@@ -118,13 +152,17 @@ def collect(runs: Sequence[FoundRun]) -> list[TableCell]:
     groups: dict[tuple[DatasetName, str, str, int], list[FoundRun]] = {}
     finished = [run for run in runs if run.state.kind == "finished"]
     for run in finished:
-        others = {one.data for one in finished if one.recipe.dataset == run.recipe.dataset} - {run.data}
+        others = {one.data for one in finished if _reading(one) == _reading(run)} - {run.data}
         setup = ", ".join(filter(None, [run.setup, f"data {run.data}" if others else ""]))
         groups.setdefault((run.recipe.dataset, run.row, setup, run.state.step), []).append(run)
     cells = [_cell(key, sorted(members, key=lambda one: one.recipe.seed)) for key, members in groups.items()]
     places = {name: place for place, name in enumerate(ARENA_ROWS)}
     order = {task: place for place, task in enumerate(TASKS)}
     return sorted(cells, key=lambda one: (places.get(one.row, len(places)), one.row, one.setup, one.steps, order[one.task]))
+
+
+def _reading(run: FoundRun) -> list[Any]:
+    return [getattr(run.recipe, name) for name in READING]
 
 
 def _cell(key: tuple[DatasetName, str, str, int], runs: list[FoundRun]) -> TableCell:

@@ -6,12 +6,13 @@ problems at once.
 
 import inspect
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, make_dataclass, replace
+from dataclasses import fields, make_dataclass
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import tyro
 
 from polaformer.errors import SettingsError, nearest
+from polaformer.tasks.changes import with_changes
 from polaformer.tasks.options import convert_tuple, describe_type, unwrap_optional
 from polaformer.tasks.recipe import option_names
 
@@ -32,7 +33,7 @@ def parse(arguments: Sequence[str], *defaults: Any, program: str) -> tuple[Any, 
         problems += [f"unexpected argument {argument!r}; options are --name VALUE" for argument in positional]
     parsed = []
     for one in defaults:
-        changed = replace(one, **{name: value for name, value in values.items() if name in option_names(one)})
+        changed = with_changes(one, {name: value for name, value in values.items() if name in option_names(one)})
         problems += changed.problems()
         parsed.append(changed)
     if problems:
@@ -88,10 +89,7 @@ def flag(name: str) -> str:
 def as_arguments(options: Any, defaults: Any) -> list[str]:
     """The arguments that `parse` makes the options from, for what differs from the defaults."""
     found: list[str] = []
-    for name in option_names(options):
-        value = getattr(options, name)
-        if value == getattr(defaults, name):
-            continue
+    for name, value in _differences(options, defaults).items():
         if isinstance(value, bool):
             found.append(flag(name) if value else flag(f"no_{name}"))
         elif isinstance(value, tuple):
@@ -100,6 +98,14 @@ def as_arguments(options: Any, defaults: Any) -> list[str]:
             found.append(f"{flag(name)}={value}" if str(value).startswith("--") else flag(name))
             found += [str(value)] * (not str(value).startswith("--"))
     return found
+
+
+def _differences(options: Any, defaults: Any) -> dict[str, Any]:
+    """The values to give for the options; also those that equal the defaults, if other values would change them."""
+    wanted = {name: getattr(options, name) for name in option_names(options)}
+    given = {name: value for name, value in wanted.items() if value != getattr(defaults, name)}
+    found = with_changes(defaults, given)
+    return {name: value for name, value in wanted.items() if name in given or value != getattr(found, name)}
 
 
 class _Declarations(NamedTuple):

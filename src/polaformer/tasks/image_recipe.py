@@ -35,7 +35,8 @@ class ImageRecipe(Recipe):
     attention: str | None = None
     """Mechanism of all stages, or one per stage, separated by commas; None: the model's own."""
     attention_options: tuple[str, ...] | None = None
-    """Arguments of the attention layer and its mechanism as NAME=VALUE, such as gate=linear; None: as published."""
+    """Arguments of the attention layer and its mechanism as NAME=VALUE, such as gate=linear.
+    Added to the recipe's own, which they replace by name; with another --attention they are all. None: as published."""
     patch_size: int | None = None
     """Patch size in pixels; None, here and for the next options: the model's own."""
     dims: tuple[int, ...] | None = None

@@ -13,8 +13,13 @@ from polaformer.tasks.recipe import option_names
 Options = TypeVar("Options")  # a frozen dataclass with `problems()`
 
 
-def with_values(options: Options, values: Mapping[str, Any]) -> Options:
-    """A copy of the options with values from JSON or Python; raises SettingsError with all problems."""
+def with_values(
+    options: Options, values: Mapping[str, Any], *, change: Callable[[Any, Mapping[str, Any]], Any] | None = None
+) -> Options:
+    """A copy of the options with values from JSON or Python; raises SettingsError with all problems.
+
+    change: how to make the copy; `with_changes` for what a user changes about a recipe, by default `replace`.
+    """
     hints, names, problems = get_type_hints(type(options)), option_names(options), list[str]()
     changes: dict[str, Any] = {}
     for name, value in values.items():
@@ -25,7 +30,7 @@ def with_values(options: Options, values: Mapping[str, Any]) -> Options:
                 changes[name] = _from_json(hints[name], value)
             except ValueError:
                 problems.append(f"{name} is {json.dumps(value, default=str)}; give {describe_type(hints[name])}")
-    found: Any = replace(options, **changes)  # type: ignore[type-var]
+    found: Any = change(options, changes) if change else replace(options, **changes)  # type: ignore[type-var]
     problems += found.problems()
     if problems:
         raise SettingsError(problems)

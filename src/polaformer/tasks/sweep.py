@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 from polaformer.errors import DataError, SettingsError, nearest
 from polaformer.regular_files import read_regular, reason
+from polaformer.tasks.changes import with_changes
 from polaformer.tasks.options import unwrap_optional, with_values
 from polaformer.tasks.recipe import Recipe
 
@@ -189,7 +190,7 @@ class _Reader:
             return None
         try:
             recipe = self.find(name)
-            return with_values(recipe, _convert_none(recipe, options))
+            return with_values(recipe, _convert_none(recipe, options), change=with_changes)
         except SettingsError as error:
             self.problems += [f"{where}: {problem}" for problem in error.problems]
             return None

@@ -42,12 +42,15 @@ class RunState:
         return f"begun, at step {self.step}" + (f" of {self.total}" if self.total else "")
 
 
-def read_states(runs: Iterable[SweepRun]) -> dict[SweepRun, RunState]:
-    """The states of all runs; raises SettingsError with all runs that were started with other options than planned now."""
+def read_states(runs: Iterable[SweepRun], *, out: str = "--out", other: str = "rename the cell") -> dict[SweepRun, RunState]:
+    """The states of all runs; raises SettingsError with all runs that were started with other options than planned now.
+
+    out, other: what its message advises: another value of this option, which names the directory, or something else.
+    """
     found, problems = {}, list[str]()
     for run in runs:
         found[run] = read_state(run)
-        problems += _problems(run, found[run])
+        problems += _problems(run, found[run], out, other)
     if problems:
         raise SettingsError(problems)
     return found
@@ -87,14 +90,14 @@ def _results(record: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if name not in ("kind", "wall", "split")}
 
 
-def _problems(run: SweepRun, state: RunState) -> list[str]:
-    """The differences between the run directory and the sweep file, one line each."""
+def _problems(run: SweepRun, state: RunState, out: str, other: str) -> list[str]:
+    """The differences between the run directory and what is planned, one line each."""
     if state.kind == "missing":
         others = set(_names_in(run.folder)) - {HALF_WRITTEN}
-        hint = "move it, or give another --out"
+        hint = f"move it, or give another {out}"
         return [f"{run.title}: {run.folder} is not a run directory, but contains {min(others)}; {hint}"] if others else []
     before = load_recipe(run.folder)
-    hint = "give another --out, or rename the cell"
+    hint = f"give another {out}, or {other}"
     if (before.name, before.task) != (run.recipe.name, run.recipe.task):
         return [f"{run.title}: {run.folder} was started with the recipe {before.name}, not {run.recipe.name}; {hint}"]
     return [

@@ -51,7 +51,7 @@ class Settings:
     schedule: str = "cosine"
     """Learning rate schedule: cosine, one-cycle, polynomial, multi-step or constant."""
     lr: float = 5e-4
-    """Largest learning rate, for lr_images samples per update."""
+    """Largest learning rate, for lr_images samples per update; a one-cycle recipe's warmup_lr and min_lr change with it."""
     warmup_lr: float = 5e-7
     """Learning rate of the first update of a warm-up, for lr_images samples per update."""
     min_lr: float = 5e-6

@@ -44,7 +44,8 @@ class SequenceRecipe(Recipe):
     attention: str = "pola"
     """Mechanism of all layers."""
     attention_options: tuple[str, ...] | None = None
-    """Arguments of the attention layer and its mechanism as NAME=VALUE, such as alpha=5 or conv=None; None: the defaults."""
+    """Arguments of the attention layer and its mechanism as NAME=VALUE, such as alpha=5 or conv=None.
+    Added to the recipe's own, which they replace by name; with another --attention they are all. None: the defaults alone."""
     convolution: Literal["sequence", "grid"] = "sequence"
     """The convolution of mechanisms that have one: over 5 neighbours in the sequence, or, for images, 5×5 on their grid."""
     dim: int = 64
