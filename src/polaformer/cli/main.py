@@ -41,7 +41,7 @@ COMMANDS: dict[str, Entry] = {
     "resume": Entry("resume", "Resume", "Resume a stopped or killed run, bit-for-bit as if it had never been interrupted."),
     "eval": Entry("evaluate", "Evaluate", "Evaluate a model on a split of a dataset, by default validation."),
     "predict": Entry(
-        "predict", "Predict", "Predict with a trained model: classes of images and documents, or objects on images."
+        "predict", "Predict", "Predict with a trained model: classes of images, documents or pixels, or objects on images."
     ),
     "sweep": Entry(
         "sweep", "Sweep", "Train every cell of a sweep with every seed, and tabulate the mean and standard deviation."
