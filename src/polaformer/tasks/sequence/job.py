@@ -40,6 +40,11 @@ class SequenceJob(MapStyleJob):
         self.recipe, self.description = recipe, describe(recipe)
         raise_all(recipe.problems(), [lambda: check_settings(recipe), lambda: _check_model(recipe, self.description)])
         self.parts = open_parts(recipe, self.description)
+        self.notices = [
+            f"{name}: {len(split.skipped)} × empty and left out, such as {next(iter(split.skipped.values()))}"
+            for name, split in self.parts.items()
+            if split.skipped
+        ]
         self.model = self._initialised_model()
         self.trims = self.model.trims if recipe.trim is None else recipe.trim
         lengths = self.description.encoding.lengths(self.parts["train"]).tolist() if self.trims else None
