@@ -190,6 +190,7 @@ POINTS = {
     "kernel of 7": ({"kernel_size": 7}, 2 * 64),
     "no scale": ({"learn_scale": False}, 2 * -64),
     "one exponent per channel": ({"shared_power": True}, 2 * -32),
+    "gate and bias of zeros": ({"gate_init": "zeros", "gate_bias_init": "zeros"}, 0),
     "key positions": ({"key_positions": 4096}, 524_288),
     "matrix gate": ({"gate": "matrix", "key_positions": 4096}, 2 * (2 * 262_144 - 4160)),
 }
