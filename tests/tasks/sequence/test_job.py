@@ -405,6 +405,7 @@ def test_training_tells_of_empty_images(tmp_path):
     job = replace(build_recipe("pathfinder", "pola-a3"), data=str(data), dim=8, mlp_dim=8, batch_size=4).job()
     assert job.notices == [f"val: 1 × empty and left out, such as {lost}"]
     assert len(job.parts["val"]) == 3
+    assert job.needs(4)["notices"] == job.notices[0]
 
 
 def test_the_report_shows_confusion_and_examples(run):

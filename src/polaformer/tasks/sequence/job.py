@@ -65,7 +65,7 @@ class SequenceJob(MapStyleJob):
         return {"sequences": counts, "names": {name: split.digest() for name, split in self.parts.items()}}
 
     def needs(self, part: int) -> dict[str, Any]:
-        """Sequences, classes and memory of a training run."""
+        """Sequences, classes and memory of a training run, and what the user should know."""
         ids = torch.ones(part, self.description.num_documents, self.description.length, dtype=torch.int32, device="meta")
         with torch.device("meta"):
             model = self.description.build()
@@ -73,6 +73,7 @@ class SequenceJob(MapStyleJob):
         memory = estimate_memory(model, lambda one: one(ids), self.recipe)
         return {
             **{f"{name}_sequences": len(split) for name, split in self.parts.items()},
+            **({"notices": "; ".join(self.notices)} if self.notices else {}),
             "classes": len(self.description.classes),
             **memory.as_record(),
         }
