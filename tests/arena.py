@@ -3,13 +3,16 @@
 import gzip
 import json
 import lzma
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from polaformer.data.sources.lra import listops
 from polaformer.data.sources.lra.sequences import SequenceSplit
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -135,3 +138,43 @@ def write_cifar(root: Path, number: int = 6) -> Path:
         write_batch(root / name, *cifar(number, seed))
     write(root / "batches.meta.txt", b"airplane\nautomobile\nbird\ncat\ndeer\ndog\nfrog\nhorse\nship\ntruck\n\n")
     return root
+
+
+def write_listops(root: Path) -> Path:
+    """Short expressions, all different."""
+    texts = [f"[{name} {one} [MIN {two} 7 ] 3 ]" for name, one, two in product(("MAX", "SM", "MED"), range(6), range(4))]
+    order = np.random.default_rng(0).permutation(len(texts))
+    for split, chosen in zip(("train", "val", "test"), np.split(order, [48, 60]), strict=True):
+        rows = [f"{texts[one]}\t{listops.evaluate(listops.parse(texts[one]))}" for one in chosen]
+        write_lines(root / f"basic_{split}.tsv", ["Source\tTarget", *rows])
+    return root
+
+
+def write_level(level: Path, batches: Mapping[str, int], *, seed: int = 0) -> np.ndarray:
+    """A level of Pathfinder with random images, by batch; returns the images."""
+    random, images = np.random.default_rng(seed), []
+    (level / "metadata").mkdir(parents=True)
+    for batch, number in batches.items():
+        (level / "imgs" / batch).mkdir(parents=True)
+        lines = []
+        for index in range(number):
+            images.append(random.integers(0, 256, (32, 32), dtype=np.uint8))
+            Image.fromarray(images[-1]).save(level / "imgs" / batch / f"sample_{index}.png")
+            lines.append(f"imgs/{batch} sample_{index}.png {index} {index % 2} 1.0 14 4 2 0.5 1 1\n")
+        (level / "metadata" / f"{batch}.npy").write_text("".join(lines))
+    return np.stack(images)
+
+
+def write_pathfinder(root: Path) -> Path:
+    """The hard level."""
+    write_level(root / "curv_contour_length_14", {"0": 30, "1": 10})
+    return root
+
+
+RELEASED: dict[str, Callable[[Path], Path]] = {
+    "text": write_tree,
+    "listops": write_listops,
+    "retrieval": write_pairs,
+    "pathfinder": write_pathfinder,
+    "image": write_cifar,
+}

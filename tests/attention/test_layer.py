@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from layers import GRID, pola, randomise, tokens
 from polaformer import PolaAttention
-from polaformer.attention import AttentionLayer, create
+from polaformer.attention import AttentionLayer, create, create_layer
 from polaformer.attention.layer.token_table import resize_rows
 
 
@@ -139,6 +139,19 @@ def test_a_models_own_initialisation_does_not_overwrite_the_gate(gate, init):
     assert before.mean().item() == pytest.approx({"ones": 1.0, "uniform": 0.5}.get(init, 0.0), abs=0.05)
     if gate == "linear":
         assert layer.gate.bias.abs().max() <= (0.0 if init == "default" else 64**-0.5)
+
+
+@pytest.mark.parametrize("gate_init", ["default", "kaiming_uniform", "ones"])
+@pytest.mark.parametrize("init", ["default", "zeros", "ones", "linear"])
+def test_the_bias_of_a_linear_gate_starts_as_asked(init, gate_init):
+    options = {"gate": "linear", "gate_init": gate_init, "gate_bias_init": init}
+    for layer in (PolaAttention(64, 2, **options), create_layer("softmax", 64, 2, **options)):
+        bias = layer.gate.bias.detach()
+        if init == "linear" or (init == "default" and gate_init != "default"):
+            assert bias.std().item() == pytest.approx(64**-0.5 / 3**0.5, rel=0.3)
+            assert bias.abs().max() <= 64**-0.5
+        else:
+            assert (bias == (1.0 if init == "ones" else 0.0)).all()
 
 
 def test_the_matrix_gate_is_a_free_factor_for_each_token_and_channel():

@@ -100,6 +100,7 @@ def test_options_reach_the_mechanisms_that_know_them():
         ("pola_deit_tiny", "hydra", {"kernel_size": 3}, "kernel_size=3"),
         ("softmax_pvt_tiny", "softmax", {"gate_init": "zeros"}, "gate_init='zeros'"),
         ("pola_deit_tiny", "pola", {"gate": None, "gate_init": "zeros"}, "gate_init='zeros'"),
+        ("pola_deit_tiny", "pola", {"gate": None, "gate_bias_init": "zeros"}, "gate_bias_init='zeros'"),
     ],
 )
 def test_an_option_that_no_stage_can_honour_is_refused(name, mechanism, options, refused):

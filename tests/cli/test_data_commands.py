@@ -1,22 +1,16 @@
-"""`polaformer data text|retrieval|image`: conversion to the prepared form, and errors before any work."""
+"""`polaformer data DATASET SOURCE`: conversion to the prepared form, and errors before any work."""
 
 import json
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import arena
+from arena import RELEASED
 from commands import run
 from polaformer.data.sources.lra import opening, prepared
-
-SOURCES: dict[str, Callable[[Path], Path]] = {
-    "text": arena.write_tree,
-    "retrieval": arena.write_pairs,
-    "image": arena.write_cifar,
-}
 
 
 @pytest.fixture(autouse=True)
@@ -24,9 +18,9 @@ def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
 
 
-@pytest.mark.parametrize("dataset", SOURCES)
+@pytest.mark.parametrize("dataset", RELEASED)
 def test_a_dataset_is_converted_and_described(dataset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, out = SOURCES[dataset](tmp_path / "source"), tmp_path / "new" / "out"
+    source, out = RELEASED[dataset](tmp_path / "source"), tmp_path / "new" / "out"
     code, shown, err = run(["data", dataset, source, "--out", out], capsys)
     assert code == 0
     assert f"{dataset}in{out}" in "".join(shown.split())  # the title may wrap

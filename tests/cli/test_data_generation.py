@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from arena import RELEASED
 from commands import run
 
 LISTOPS = ["data", "listops", "--train", "30", "--val", "5", "--test", "5", "--workers", "1"]
@@ -81,6 +82,27 @@ def test_a_bad_option_gives_code_2_before_any_work(
     assert (code, out) == (2, "")
     assert told in err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["listops", "--train", "5", "--seed", "7"], "leave out --seed, --train, or released"),
+        (["pathfinder", "--contour-length", "9"], "leave out --contour-length, or released"),
+        (["pathfinder", "--workers", "1"], "leave out --workers, or released"),
+    ],
+)
+def test_options_of_the_generator_are_refused_when_data_are_converted(
+    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    dataset, *options = arguments
+    RELEASED[dataset](Path("released"))
+    code, out, err = run(["data", dataset, "released", *options, "--out", "out"], capsys)
+    assert (code, out) == (2, "")
+    assert f"released is converted, so that nothing is generated; {told}" in err
+    assert not Path("out").exists()
+    assert run(["data", dataset, "released", "--out", "out", "--json", "--overwrite"], capsys)[0] == 0
 
 
 @pytest.mark.parametrize("arguments", [LISTOPS, PATHFINDER])

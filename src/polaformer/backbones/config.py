@@ -165,6 +165,8 @@ class BackboneConfig:
         parts = facts(mechanism).published.with_options(found)
         if parts.gate is None:
             found.pop("gate_init", None)
+        if parts.gate != "linear":
+            found.pop("gate_bias_init", None)
         if parts.conv is None:
             found.pop("kernel_size", None)
         return found

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -14,6 +14,7 @@ from polaformer.cli.errors import UsageError
 from polaformer.cli.output import prepare_folder, print_all, print_json, progress_bar
 
 MAX_WORKERS = 256
+OF_CONVERSIONS = ("out", "source", "overwrite", "json")  # options that also apply to SOURCE; the others are the generator's
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,20 @@ class Generation:
     def run(self) -> int:
         """Generate, or convert what is given, and print statistics of each split."""
         if self.source is not None:
+            self._check_conversion(self.source)
             return convert(self.dataset, self.source, self.out, overwrite=self.overwrite, as_json=self.json)
         return self.generate()
 
     def generate(self) -> int:
         """Generates what is missing, and prints statistics of each split."""
         raise NotImplementedError
+
+    def _check_conversion(self, source: Path) -> None:
+        """Raises UsageError for options that have no effect on released data."""
+        changed = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
+        found = [f"--{name.replace('_', '-')}" for name in changed if name not in OF_CONVERSIONS]
+        if found:
+            raise UsageError(f"{source} is converted, so that nothing is generated; leave out {', '.join(found)}, or {source}")
 
     def prepare(self, numbers: Mapping[str, int], least: int) -> None:
         """Checks the options, of which `numbers` must not be below `least`, and creates the directory."""

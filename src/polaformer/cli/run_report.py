@@ -34,7 +34,8 @@ def report_run(finished: "FinishedRun", *, command: str, json: bool) -> None:
             table.add_row(label, text)
         print_all(table)
     print_all(*(f"{key}: {value}" for key, value in files.items()))
-    print_all(f"try it: polaformer predict INPUT --checkpoint {finished.run.folder}")
+    inputs = finished.job.recipe.example_inputs
+    print_all(f"try it: polaformer predict {inputs} --checkpoint {finished.run.folder}")
 
 
 def training_command(recipe: "Recipe") -> str:

@@ -41,6 +41,11 @@ class Recipe(Settings):
         weights = " --checkpoint WEIGHTS" if self.needs_checkpoint else ""
         return f"polaformer train {self.name}{' --data DATA' if self.data is None else ''}{weights}"
 
+    @property
+    def example_inputs(self) -> str:
+        """What stands for the inputs of `polaformer predict` in the hint after training."""
+        return "INPUT"
+
     def problems(self) -> list[str]:
         """All problems with the values, one line each."""
         found = super().problems()

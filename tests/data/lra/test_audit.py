@@ -7,7 +7,7 @@ import pytest
 import arena
 from arena import from_documents
 from polaformer.data.audit import AuditReport
-from polaformer.data.sources.lra import retrieval, text
+from polaformer.data.sources.lra import pathfinder, retrieval, text
 from polaformer.data.sources.lra.audit import audit
 from polaformer.data.sources.lra.sequences import SequenceSplit
 
@@ -89,6 +89,21 @@ def test_changed_missing_and_new_samples_are_found_against_a_manifest() -> None:
     assert report.problems[0].text == "it is in the data but not in the manifest"
     assert report.problems[1].text.startswith(f"it has changed: sha256 should be {known['train/sample 1']}")
     assert report.problems[2].text == "it is in the manifest but not in the data"
+
+
+def test_an_empty_image_is_a_problem_and_changes_no_other_digest(tmp_path: Path) -> None:
+    arena.write_level(tmp_path, {"0": 20})
+    whole = pathfinder.load(tmp_path)
+    before, name = audit(whole), whole["train"].name(3)
+    assert before.problems == []
+    Path(name).write_bytes(b"")
+    report = audit(pathfinder.load(tmp_path), before.digests)
+    assert found(report) == [
+        ("train", name, "it is empty and left out"),
+        ("train", "sample 3", "it is in the manifest but not in the data"),
+    ]
+    facts = {split: (one["samples"], one["empty"]) for split, one in report.parts.items()}
+    assert facts == {"train": (15, 1), "val": (2, 0), "test": (2, 0)}
 
 
 def test_digests_do_not_depend_on_the_form_of_the_data(tmp_path: Path) -> None:

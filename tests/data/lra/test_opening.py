@@ -1,20 +1,14 @@
 """Datasets are recognised and opened by name, in either form."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import arena
+from arena import RELEASED
 from pictures import refused
 from polaformer.data.sources.lra import opening, prepared
-
-RELEASED: dict[str, Callable[[Path], Path]] = {
-    "text": arena.write_tree,
-    "retrieval": arena.write_pairs,
-    "image": arena.write_cifar,
-}
 
 
 def prepare(dataset: str, root: Path) -> Path:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from arena import from_documents, write_level
 from polaformer.data.sources.lra import pathfinder, pathfinder_generator
 from polaformer.data.sources.lra import pathfinder_stamps as stamps
 from polaformer.data.sources.lra.pathfinder_contours import Pairs, Segments
@@ -20,21 +21,6 @@ from polaformer.errors import DataError, ImageError, SettingsError
 
 def generator(seed: int = 0) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(seed))
-
-
-def write_level(level: Path, batches: dict[str, int], *, seed: int = 0) -> np.ndarray:
-    """A level in the release's form with random images, and the images."""
-    random, images = np.random.default_rng(seed), []
-    (level / "metadata").mkdir(parents=True)
-    for batch, number in batches.items():
-        (level / "imgs" / batch).mkdir(parents=True)
-        lines = []
-        for index in range(number):
-            images.append(random.integers(0, 256, (32, 32), dtype=np.uint8))
-            Image.fromarray(images[-1]).save(level / "imgs" / batch / f"sample_{index}.png")
-            lines.append(f"imgs/{batch} sample_{index}.png {index} {index % 2} 1.0 14 4 2 0.5 1 1\n")
-        (level / "metadata" / f"{batch}.npy").write_text("".join(lines))
-    return np.stack(images)
 
 
 # Reading
@@ -68,13 +54,52 @@ def test_batches_are_in_the_order_of_their_numbers(tmp_path):
     assert [file.split("/")[1] for file in pathfinder.read_index(tmp_path).files] == ["1", "9", "10"]
 
 
-def test_empty_files_are_left_out_and_counted(tmp_path):
-    write_level(tmp_path, {"0": 20, "1": 5})
-    (tmp_path / "imgs/0/sample_17.png").write_bytes(b"")
-    index = pathfinder.read_index(tmp_path)
-    assert index.empty == ["imgs/0/sample_17.png"]
-    assert len(index.files) == len(index.labels) == 24
-    assert sum(len(split) for split in pathfinder.load(tmp_path).values()) == 24
+HELD_OUT = {"val": [4, 19, 27, 34], "test": [2, 15, 16, 20]}  # of 40 images
+
+
+def numbers_of(splits) -> dict[str, list[int]]:
+    """The images of each split, numbered over all batches of 20."""
+    parts = {name: [split.name(index).split("/")[-2:] for index in range(len(split))] for name, split in splits.items()}
+    return {name: [20 * int(batch) + int(file[7:-4]) for batch, file in files] for name, files in parts.items()}
+
+
+def test_splits_are_always_the_same(tmp_path):
+    write_level(tmp_path, {"0": 20, "1": 20})
+    found = numbers_of(pathfinder.load(tmp_path))
+    assert {name: found[name] for name in HELD_OUT} == HELD_OUT
+    assert found["train"] == [number for number in range(40) if number not in HELD_OUT["val"] + HELD_OUT["test"]]
+
+
+def test_an_empty_file_is_left_out_and_moves_no_other_image(tmp_path):
+    """The release has one."""
+    write_level(tmp_path, {"0": 20, "1": 20})
+    before = pathfinder.load(tmp_path)
+    in_train, in_test = before["train"].name(17), before["test"].name(2)
+    for name in (in_train, in_test):
+        Path(name).write_bytes(b"")
+    after = pathfinder.load(tmp_path)
+    assert after["train"].skipped == {17: in_train}
+    assert after["test"].skipped == {2: in_test}
+    assert pathfinder.statistics(after["train"])["skipped"] == 1
+    assert after["val"].digest() == before["val"].digest()
+    for name, split in before.items():
+        kept = [index for index in range(len(split)) if split.name(index) not in (in_train, in_test)]
+        expected = split.subset(kept)
+        assert list(after[name].names) == list(expected.names)
+        assert after[name].labels.tolist() == expected.labels.tolist()
+        assert [after[name].read(index).tobytes() for index in range(len(kept))] == [
+            expected.read(index).tobytes() for index in range(len(kept))
+        ]
+
+
+def test_too_few_images_for_all_splits_are_refused(tmp_path):
+    write_level(tmp_path, {"0": 9})
+    with pytest.raises(DataError, match="lists 9 images, with none for val, test; give at least 10"):
+        pathfinder.load(tmp_path)
+    for file in (tmp_path / "imgs/0").iterdir():
+        file.write_bytes(b"")
+    with pytest.raises(DataError, match="lists no images with content"):
+        pathfinder.load(tmp_path)
 
 
 def test_the_hard_level_is_found_among_others(tmp_path):
@@ -177,8 +202,16 @@ def test_statistics_are_those_of_the_pixels(tmp_path):
     assert found["visible_percent"]["mean"] == pytest.approx(share * 25 + (1 - share) * 50, abs=0.01)
     assert (found["visible_percent"]["least"], found["visible_percent"]["most"]) == (25.0, 50.0)
     assert found["intensity"] == pytest.approx(found["visible_percent"]["mean"], abs=0.01)
+    assert found["skipped"] == 0
     assert set(found["visible_quantiles"].values()) == {100.0}
     assert pathfinder.statistics(train.subset([0]))["visible_percent"]["sd"] == 0
+
+
+def test_quantiles_are_rounded():
+    image = np.zeros(32 * 32, dtype=np.uint8)
+    image[:4] = 1, 180, 180, 181
+    found = pathfinder.statistics(from_documents([image.tobytes()], [0], pathfinder.CLASSES, "made up"))
+    assert list(found["visible_quantiles"].values()) == [135.2, 180.0, 180.2, 180.7]  # 135.25 and 180.25
 
 
 # Drawing

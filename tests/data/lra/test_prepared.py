@@ -12,9 +12,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import arena
-from arena import from_documents
+from arena import RELEASED, from_documents
 from pictures import refused
-from polaformer.data.sources.lra import image, prepared, retrieval, text
+from polaformer.data.sources.lra import prepared, retrieval
+from polaformer.data.sources.lra.opening import find_dataset
 from polaformer.data.sources.lra.sequences import SequenceSplit
 from polaformer.errors import SettingsError
 
@@ -38,15 +39,9 @@ def same(one: SequenceSplit, two: SequenceSplit) -> bool:
     return one.classes == two.classes and all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in arrays)
 
 
-@pytest.mark.parametrize("dataset", ["text", "retrieval", "image"])
+@pytest.mark.parametrize("dataset", RELEASED)
 def test_every_dataset_comes_back_as_it_was(dataset: str, tmp_path: Path) -> None:
-    root = tmp_path / "source"
-    if dataset == "text":
-        found = text.load(arena.write_tree(root))
-    elif dataset == "retrieval":
-        found = retrieval.load(arena.write_release(root))
-    else:
-        found = image.load(arena.write_cifar(root))
+    found = find_dataset(dataset).load(RELEASED[dataset](tmp_path / "source"))
     prepared.write(found, tmp_path / "out", dataset, ABOUT)
     again = prepared.load(tmp_path / "out")
     assert list(again) == list(found)

@@ -1,17 +1,20 @@
 """`models`, `check` and `predict` on the datasets of the Long Range Arena."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from arena import RELEASED, cifar
 from commands import run
+from polaformer.data.sources.lra import pathfinder_generator, prepared
 from polaformer.data.sources.lra.datasets import DATASETS
 from polaformer.data.sources.lra.inputs import READERS, read_input
 from polaformer.data.sources.lra.opening import DATASETS as SOURCES
-from polaformer.data.sources.lra.opening import find_dataset
+from polaformer.data.sources.lra.opening import find_dataset, open_sequences
 from polaformer.errors import DataError
 
 
@@ -62,6 +65,51 @@ def test_check_recognises_the_datasets(tmp_path, capsys):
     assert "it is empty" in texts
     assert "labelled" in texts
     assert "it is in both splits" in texts
+
+
+@pytest.mark.parametrize("form", ["released", "prepared"])
+@pytest.mark.parametrize("dataset", RELEASED)
+def test_check_reads_all_samples_of_either_form(dataset, form, tmp_path, capsys):
+    path = RELEASED[dataset](tmp_path / "released")
+    splits = open_sequences(path, dataset)
+    if form == "prepared":
+        path = tmp_path / "prepared"
+        prepared.write(splits, path, dataset, {})
+    code, out, _ = run(["check", path, "--json"], capsys)
+    found = json.loads(out)
+    assert {name: part["samples"] for name, part in found["parts"].items()} == {name: len(one) for name, one in splits.items()}
+    assert (code, found["problems"]) == (0, [])
+
+
+def test_check_takes_an_array_file_for_image_if_the_task_is_named(tmp_path, capsys):
+    """It may hold images for any task: without the name it is checked as labelled images."""
+    images, labels = cifar(30)[0], np.arange(30) % 10
+    np.savez(tmp_path / "c.npz", x_train=images, y_train=labels, x_test=images[:5], y_test=labels[:5])
+    code, out, _ = run(["check", tmp_path / "c.npz", "--task", "sequence", "--json"], capsys)
+    found = json.loads(out)
+    assert {name: part["samples"] for name, part in found["parts"].items()} == {"train": 27, "val": 3, "test": 5}
+    assert (code, len(found["problems"])) == (65, 5)  # the test images are those of train
+    assert "documents" in found["parts"]["train"]
+    assert "images" in json.loads(run(["check", tmp_path / "c.npz", "--json"], capsys)[1])["parts"]["train"]
+
+
+def test_check_reports_empty_images_and_data_that_are_no_longer_as_generated(tmp_path, capsys):
+    pathfinder_generator.generate(tmp_path / "out", 20, 4, 0)
+    assert run(["check", tmp_path / "out"], capsys)[0] == 0
+    lost = open_sequences(tmp_path / "out", "pathfinder")["train"].name(5)
+    Path(lost).write_bytes(b"")
+    code, out, _ = run(["check", tmp_path / "out", "--json"], capsys)
+    found = json.loads(out)
+    assert (code, found["parts"]["train"]["empty"], found["parts"]["val"]["empty"]) == (65, 1, 0)
+    assert [(one["part"], one["sample"]) for one in found["problems"]] == [
+        ("train", lost),
+        ("train", str(tmp_path / "out" / "manifest.json")),
+    ]
+    assert "it is empty and left out" in found["problems"][0]["text"]
+    assert "from 16 samples to 15" in found["problems"][1]["text"]
+
+
+def test_check_refuses_what_is_none_of_the_datasets(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     code, _, err = run(["check", tmp_path / "empty", "--task", "sequence"], capsys)
     assert code == 65
@@ -83,6 +131,21 @@ def test_an_input_is_a_file_or_the_document_itself(tmp_path):
 def test_expressions_that_are_none_are_refused(text):
     with pytest.raises(DataError):
         read_input("listops", text)
+
+
+@pytest.mark.parametrize("form", ["argument", "file"])
+def test_an_expression_that_is_none_is_named(form, tmp_path):
+    text = "[MAX 2 [MIN 3 ] 7"
+    given = text if form == "argument" else str(tmp_path / "one.txt")
+    (tmp_path / "one.txt").write_text(text)
+    named = f"the expression {text!r}" if form == "argument" else f"{given}: the expression"
+    with pytest.raises(DataError, match=re.escape(f"{named} ends too early, with 1 × ] missing")):
+        read_input("listops", given)
+
+
+def test_a_long_expression_is_named_by_its_beginning():
+    with pytest.raises(DataError, match=re.escape(f"the expression '[MAX {'1 ' * 27}…' ends too early")):
+        read_input("listops", "[MAX " + 400 * "1 ")
 
 
 def test_images_are_grey_levels_row_by_row(tmp_path):

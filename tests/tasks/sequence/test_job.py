@@ -1,25 +1,30 @@
 """Training, resuming, evaluating and predicting on sequences, on tiny data in the released forms."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import faults
-from arena import from_documents
+from arena import RELEASED, from_documents
 from commands import run as call
 from commands import run_apart
 from faults import Kill
-from polaformer.data.sources.lra.datasets import DATASETS
-from polaformer.data.sources.lra.opening import find_dataset
+from polaformer.data.sources.lra import listops
+from polaformer.data.sources.lra.datasets import DATASETS, DatasetName
+from polaformer.data.sources.lra.opening import find_dataset, open_sequences
 from polaformer.errors import SettingsError
 from polaformer.recipes.lra import RECIPES, build_recipe
 from polaformer.tasks.accuracy import ClassificationCounts
 from polaformer.tasks.running import prepare, train
 from polaformer.tasks.sequence.data import Encoding, SequenceReader, pad
+from polaformer.tasks.sequence.predictor import load_predictor
 from polaformer.tasks.sequence.recipe import SequenceRecipe
 from polaformer.training.optim import create_optimizer
 from polaformer.training.schedules import values_at
@@ -287,6 +292,120 @@ def test_train_eval_and_predict(run, tmp_path, capsys):
     answers = json.loads(out)["sequences"]
     assert [one["classes"][0]["name"] for one in answers] == ["positive", "negative"]
     assert all(0.5 <= one["classes"][0]["probability"] <= 1 for one in answers)
+
+
+class Trained(NamedTuple):
+    """A short run on a tiny dataset, and what `train` printed."""
+
+    dataset: DatasetName
+    data: Path
+    folder: Path
+    shown: str
+
+
+@pytest.fixture(scope="module")
+def trained(request, tmp_path_factory) -> Trained:
+    """Of the dataset that the test is parametrised with."""
+    root = tmp_path_factory.mktemp(request.param)
+    data = RELEASED[request.param](root / "data")
+    options = ["--dim", "8", "--mlp-dim", "8", "--batch-size", "4", "--steps", "2", "--warmup-steps", "1", "--lr", "0.03"]
+    options += ["--eval-every-steps", "2"] + ["--kept", "100", "--length", "128"] * (not DATASETS[request.param].side)
+    command = ["train", f"lra/{request.param}-pola-a3", "--data", data, "--out", root / "run", *options]
+    [(code, shown, errors)] = run_apart(command, root)
+    assert code == 0, errors
+    return Trained(request.param, data, root / "run", shown)
+
+
+def each(*datasets: DatasetName) -> pytest.MarkDecorator:
+    """Parametrises `trained`. Besides Text, the subject of this file, Retrieval with its two documents stands for all."""
+    marks = {name: () if name == "retrieval" else pytest.mark.long for name in datasets}
+    return pytest.mark.parametrize("trained", [pytest.param(name, marks=marks[name]) for name in datasets], indirect=True)
+
+
+def predicted(trained: Trained, inputs: Sequence[str | Path], capsys) -> list[list[float]]:
+    """The probabilities that `predict` gives, in the order of the classes."""
+    classes = DATASETS[trained.dataset].classes
+    top = ["--top", len(classes), "--json"]
+    code, out, errors = call(["predict", *inputs, "--checkpoint", trained.folder, *top], capsys)
+    assert code == 0, errors
+    answers = [{one["name"]: one["probability"] for one in answer["classes"]} for answer in json.loads(out)["sequences"]]
+    assert all(set(answer) == set(classes) for answer in answers)
+    return [[answer[name] for name in classes] for answer in answers]
+
+
+@each("retrieval", "listops", "pathfinder", "image")
+def test_every_task_is_trained_and_evaluated(trained, capsys):
+    inputs = "INPUT INPUT" if trained.dataset == "retrieval" else "INPUT"
+    assert f"try it: polaformer predict {inputs} --checkpoint {trained.folder}" in trained.shown
+    splits = open_sequences(trained.data, trained.dataset)
+    for split in ("val", "test"):
+        code, out, _ = call(["eval", "--checkpoint", trained.folder, "--split", split, "--json"], capsys)
+        assert code == 0
+        assert json.loads(out)["result"]["samples"] == len(splits[split])
+    code, out, _ = call(["eval", "--checkpoint", trained.folder, "--data", trained.data, "--split", "train", "--json"], capsys)
+    assert (code, json.loads(out)["result"]["samples"]) == (0, len(splits["train"]))
+
+
+@each("retrieval", "listops", "pathfinder", "image")
+def test_predictions_are_those_of_the_model_for_the_samples_of_the_dataset(trained, tmp_path, capsys):
+    """The symbols that `predict` reads from texts and files are those of the dataset."""
+    predictor = load_predictor(trained.folder / "model.safetensors")
+    split, inputs = open_sequences(trained.data, trained.dataset)["test"], list[str | Path]()
+    for index in range(2):
+        for which in range(split.num_documents):
+            symbols, file = split.read(index, which), tmp_path / f"{index}-{which}"
+            if DATASETS[trained.dataset].side:
+                inputs.append(file.with_suffix(".png"))
+                Image.fromarray(symbols.reshape(32, 32)).save(inputs[-1])
+            else:
+                is_expression = trained.dataset == "listops"
+                text = " ".join(listops.SYMBOLS[one] for one in symbols) if is_expression else bytes(symbols).decode()
+                file.write_text(text)
+                inputs.append(text if index else file)
+    wanted = [predictor.probabilities([split.read(index, which) for which in range(split.num_documents)]) for index in range(2)]
+    assert np.allclose(predicted(trained, inputs, capsys), wanted, rtol=0, atol=1e-6)
+
+
+@each("retrieval")
+def test_swapped_documents_get_the_answer_for_the_swapped_pair(trained, capsys):
+    """The features [u, v, u∘v, u − v] are not symmetric: the answer is that of [v, u, v∘u, v − u]."""
+    model = load_predictor(trained.folder / "model.safetensors").model
+    texts = ("a paper on attention", "another paper, on trees")
+    with torch.inference_mode():
+        u, v = (model.encode(torch.tensor([[byte + 1 for byte in text.encode()]])) for text in texts)
+        features = [torch.cat([a, b, a * b, a - b], dim=-1) for a, b in ((u, v), (v, u))]
+        wanted = [model.head(one)[0].softmax(dim=-1).tolist() for one in features]
+    found = predicted(trained, [*texts, *reversed(texts)], capsys)
+    assert np.allclose(found, wanted, rtol=0, atol=1e-6)
+    assert not np.allclose(found[0], found[1], rtol=0, atol=1e-6)
+
+
+@each("retrieval")
+@pytest.mark.parametrize(("number", "told"), [(1, "1 input given,"), (3, "3 inputs given,")])
+def test_an_odd_number_of_documents_is_refused(trained, number, told, capsys):
+    code, out, errors = call(["predict", *(number * ["some text"]), "--checkpoint", trained.folder], capsys)
+    assert (code, out) == (2, "")
+    assert f"{told} but documents are compared in pairs; give an even number" in errors
+
+
+@each("listops")
+def test_the_malformed_expression_among_several_is_named(trained, capsys):
+    given = ["[MAX 2 9 ]", "[MAX 2 12 ]", "[MIN 4 1 ]"]
+    code, out, _ = call(["predict", *given, "--checkpoint", trained.folder, "--json"], capsys)
+    assert code == 65
+    found = json.loads(out)
+    assert [one["input"] for one in found["sequences"]] == [given[0], given[2]]
+    assert found["unreadable"][0].startswith("the expression '[MAX 2 12 ]' has '12' at character 8")
+
+
+def test_training_tells_of_empty_images(tmp_path):
+    data = RELEASED["pathfinder"](tmp_path / "data")
+    lost = Path(open_sequences(data, "pathfinder")["val"].name(1))
+    lost.write_bytes(b"")
+    job = replace(build_recipe("pathfinder", "pola-a3"), data=str(data), dim=8, mlp_dim=8, batch_size=4).job()
+    assert job.notices == [f"val: 1 × empty and left out, such as {lost}"]
+    assert len(job.parts["val"]) == 3
+    assert job.needs(4)["notices"] == job.notices[0]
 
 
 def test_the_report_shows_confusion_and_examples(run):

@@ -98,6 +98,23 @@ def test_what_is_published_with_another_mask_does_not_claim_to_trim(attention):
     assert same or not model.layers[0].attention.core.facts.trims
 
 
+@pytest.mark.parametrize(("attention", "options"), [*((name, {}) for name in names()), ("pola", {"grid": (16, 32)})])
+@torch.no_grad()
+def test_content_under_the_mask_changes_nothing_between_tokens_either(attention, options):
+    """Black pixels lie between others: neither the embedding of id 0 nor the positions of such tokens have an effect."""
+    model, ids = small(attention, **options), documents()
+    ids[..., ::3] = 0
+    ids[0, 0, 60:200] = 0
+    torch.manual_seed(2)
+    before = model(ids)
+    model.embedding.weight[0] = 100.0
+    model.positions.weight[::3] -= 50.0
+    torch.manual_seed(2)
+    assert torch.allclose(model(ids), before, rtol=0, atol=1e-12)
+    ids[0, 0, 1] = 0
+    assert not torch.allclose(model(ids), before, rtol=0, atol=1e-12)
+
+
 def test_trimming_changes_no_gradient():
     model = small("pola")
     found = []
@@ -173,6 +190,7 @@ POINTS = {
     "kernel of 7": ({"kernel_size": 7}, 2 * 64),
     "no scale": ({"learn_scale": False}, 2 * -64),
     "one exponent per channel": ({"shared_power": True}, 2 * -32),
+    "gate and bias of zeros": ({"gate_init": "zeros", "gate_bias_init": "zeros"}, 0),
     "key positions": ({"key_positions": 4096}, 524_288),
     "matrix gate": ({"gate": "matrix", "key_positions": 4096}, 2 * (2 * 262_144 - 4160)),
 }

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from polaformer.attention.core import Bias, Core, Mask, Size
 from polaformer.attention.layer.checks import (
     check_core,
+    check_gate_bias,
     check_grid,
     check_kernel,
     check_key_positions,
@@ -52,6 +53,8 @@ class AttentionLayer(nn.Module):
     kernel_size: of the convolution; k means k×k, a pair is (height, width); odd numbers.
     gate: "linear" (a projection of the input), "matrix" (a free N × C matrix, sized by `key_positions`) or None.
     gate_init: "default" (as published), "kaiming_uniform", "zeros", "normal", "uniform" or "ones", for the gate's weight.
+    gate_bias_init: of a linear gate, "zeros", "ones" or "linear" (as PyTorch's linear layers); "default": with the default
+        `gate_init` zeros, as published, otherwise "linear".
     key_positions: the native (height, width) of the tokens, or their number for sequences: a learnable table is added to the
         keys, resized bicubically to any other size. None: no table.
     reduction: r > 1 takes keys and values from r×r squares of tokens, as in PVT; prefix tokens are not reduced.
@@ -68,6 +71,7 @@ class AttentionLayer(nn.Module):
         kernel_size: int | tuple[int, int] = 5,
         gate: str | None = None,
         gate_init: str = "default",
+        gate_bias_init: str = "default",
         key_positions: int | Grid | None = None,
         reduction: int = 1,
         qkv_bias: bool = True,
@@ -80,6 +84,7 @@ class AttentionLayer(nn.Module):
         check_core(core, dim, num_heads)
         kernel, key_positions = check_kernel(kernel_size), check_key_positions(key_positions)
         check_options(conv, kernel, gate, gate_init, key_positions, reduction, num_prefix_tokens, proj_drop)
+        check_gate_bias(gate, gate_bias_init, qkv_bias)
         self.dim, self.num_heads, self.num_prefix_tokens = dim, num_heads, num_prefix_tokens
         self.for_sequences = isinstance(key_positions, int)
         self.core = core
@@ -97,7 +102,7 @@ class AttentionLayer(nn.Module):
             if gate == "matrix":
                 self.gate = MatrixGate(native, dim, num_prefix_tokens, init=gate_init)
         if gate == "linear":
-            self.gate = LinearGate(dim, bias=qkv_bias, init=gate_init)
+            self.gate = LinearGate(dim, bias=qkv_bias, init=gate_init, bias_init=gate_bias_init)
         self._initialise()
         self.register_load_state_dict_pre_hook(translate_published_names)
 
@@ -312,6 +317,7 @@ class PolaAttention(AttentionLayer):
         conv: str | None = "depthwise",
         gate: str | None = "linear",
         gate_init: str = "default",
+        gate_bias_init: str = "default",
         polarity: str = "both",
         key_positions: int | Grid | None = None,
         reduction: int = 1,
@@ -342,6 +348,7 @@ class PolaAttention(AttentionLayer):
             kernel_size=kernel_size,
             gate=gate,
             gate_init=gate_init,
+            gate_bias_init=gate_bias_init,
             key_positions=key_positions,
             reduction=reduction,
             qkv_bias=qkv_bias,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from polaformer.arguments import check_choice, check_integer, check_number
 from polaformer.attention.core import Core, Facts
-from polaformer.attention.layer.gate import GATE_INITS, GATES
+from polaformer.attention.layer.gate import GATE_BIAS_INITS, GATE_INITS, GATES
 from polaformer.attention.layer.value_convolution import CONVOLUTIONS
 from polaformer.ops.grid import Grid
 
@@ -88,6 +88,13 @@ def check_options(
             "attention layer: key_positions is a number, for sequences, but reduction and deformable convolution need a grid; "
             "give key_positions=(height, width)"
         )
+
+
+def check_gate_bias(gate: str | None, gate_bias_init: str, qkv_bias: bool) -> None:
+    """Raises for an initialisation of a bias that does not exist."""
+    check_choice(WHERE, "gate_bias_init", gate_bias_init, GATE_BIAS_INITS)
+    if gate_bias_init != "default" and (gate != "linear" or not qkv_bias):
+        raise ValueError(f"attention layer: gate_bias_init is {gate_bias_init!r}, but it needs gate 'linear' and qkv_bias")
 
 
 def check_tokens(name: str, label: str, tokens: Any, dim: int, like: Tensor) -> None:

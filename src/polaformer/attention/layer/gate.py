@@ -13,6 +13,7 @@ from polaformer.ops.grid import Grid, Sizes
 
 GATES = ("linear", "matrix", None)
 GATE_INITS = ("default", "kaiming_uniform", "zeros", "normal", "uniform", "ones")
+GATE_BIAS_INITS = ("default", "zeros", "ones", "linear")
 
 
 class LinearGate(nn.Module):
@@ -21,16 +22,14 @@ class LinearGate(nn.Module):
     Not an nn.Linear, so that a model that initialises every nn.Linear does not override `gate_init`.
     """
 
-    def __init__(self, dim: int, *, bias: bool = True, init: str = "default") -> None:
+    def __init__(self, dim: int, *, bias: bool = True, init: str = "default", bias_init: str = "default") -> None:
         super().__init__()
         self.weight = nn.Parameter(empty(dim, dim))
         self.bias = nn.Parameter(empty(dim)) if bias else None
         initialise_gate(self.weight, init)
         if self.bias is not None:
-            if init == "default":
-                nn.init.zeros_(self.bias)
-            else:
-                nn.init.uniform_(self.bias, -(dim**-0.5), dim**-0.5)
+            default = "zeros" if init == "default" else "linear"
+            initialise_gate_bias(self.bias, default if bias_init == "default" else bias_init)
 
     def forward(self, x: Tensor, grid: Grid, sizes: Sizes = None) -> Tensor:
         """x (B, N, C) to factors (B, N, C)."""
@@ -66,3 +65,15 @@ def initialise_gate(weight: Tensor, init: str) -> None:
         nn.init.ones_(weight)
     else:
         raise ValueError(f"gate_init is {init!r}; choose one of {', '.join(GATE_INITS)}")
+
+
+def initialise_gate_bias(bias: Tensor, init: str) -> None:
+    """Fills bias in place; "linear" as PyTorch's linear layers."""
+    if init == "zeros":
+        nn.init.zeros_(bias)
+    elif init == "ones":
+        nn.init.ones_(bias)
+    elif init == "linear":
+        nn.init.uniform_(bias, -(len(bias) ** -0.5), len(bias) ** -0.5)
+    else:
+        raise ValueError(f"gate_bias_init is {init!r}; choose one of {', '.join(GATE_BIAS_INITS)}")

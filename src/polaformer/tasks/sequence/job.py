@@ -40,6 +40,11 @@ class SequenceJob(MapStyleJob):
         self.recipe, self.description = recipe, describe(recipe)
         raise_all(recipe.problems(), [lambda: check_settings(recipe), lambda: _check_model(recipe, self.description)])
         self.parts = open_parts(recipe, self.description)
+        self.notices = [
+            f"{name}: {len(split.skipped)} × empty and left out, such as {next(iter(split.skipped.values()))}"
+            for name, split in self.parts.items()
+            if split.skipped
+        ]
         self.model = self._initialised_model()
         self.trims = self.model.trims if recipe.trim is None else recipe.trim
         lengths = self.description.encoding.lengths(self.parts["train"]).tolist() if self.trims else None
@@ -60,7 +65,7 @@ class SequenceJob(MapStyleJob):
         return {"sequences": counts, "names": {name: split.digest() for name, split in self.parts.items()}}
 
     def needs(self, part: int) -> dict[str, Any]:
-        """Sequences, classes and memory of a training run."""
+        """Sequences, classes and memory of a training run, and what the user should know."""
         ids = torch.ones(part, self.description.num_documents, self.description.length, dtype=torch.int32, device="meta")
         with torch.device("meta"):
             model = self.description.build()
@@ -68,6 +73,7 @@ class SequenceJob(MapStyleJob):
         memory = estimate_memory(model, lambda one: one(ids), self.recipe)
         return {
             **{f"{name}_sequences": len(split) for name, split in self.parts.items()},
+            **({"notices": "; ".join(self.notices)} if self.notices else {}),
             "classes": len(self.description.classes),
             **memory.as_record(),
         }

@@ -13,10 +13,10 @@ from polaformer.backbones.loading import load_weights, save_weights
 from polaformer.data.order import EvaluationOrder
 from polaformer.data.randomness import seeded
 from polaformer.data.samples import Samples, batches
-from polaformer.data.sources.lra.inputs import read_input
+from polaformer.data.sources.lra.inputs import read_input, shortened
 from polaformer.data.sources.lra.opening import open_sequences
 from polaformer.data.sources.lra.sequences import SequenceSplit
-from polaformer.errors import DataError, SettingsError, printable
+from polaformer.errors import DataError, SettingsError
 from polaformer.tasks.job import Evaluation
 from polaformer.tasks.sequence.data import pad
 from polaformer.tasks.sequence.description import SequenceModelDescription
@@ -84,7 +84,8 @@ class SequencePredictor:
         """The most probable classes of documents, given as files or as they are; with two documents per sample, of pairs."""
         size = self.description.num_documents
         if len(inputs) % size:
-            raise SettingsError(f"{len(inputs)} inputs given, but documents are compared in pairs; give an even number")
+            number = f"{len(inputs)} input{'s' * (len(inputs) > 1)}"
+            raise SettingsError(f"{number} given, but documents are compared in pairs; give an even number")
         records, rows, unreadable = list[dict[str, Any]](), list[tuple[str, ...]](), list[str]()
         for start in range(0, len(inputs), size):
             given = inputs[start : start + size]
@@ -94,17 +95,12 @@ class SequencePredictor:
                 unreadable.append(str(error))
             else:
                 best = sorted(zip(found, self.description.classes, strict=True), key=lambda one: -one[0])[: options.top]
-                name = " | ".join(_shown(one) for one in given)
+                name = " | ".join(shortened(one) for one in given)
                 records.append({"input": name, "classes": [{"name": label, "probability": one} for one, label in best]})
                 rows += [(name if not rank else "", label, f"{100 * one:.1f} %") for rank, (one, label) in enumerate(best)]
             for _ in given:
                 advance()
         return Answers(records, ("input", "answer", "probability"), rows, unreadable)
-
-
-def _shown(text: str, most: int = 60) -> str:
-    """An input of `predict` in one short line."""
-    return printable(text if len(text) <= most else f"{text[: most - 1]}…")
 
 
 def load_predictor(path: str | PathLike[str]) -> SequencePredictor:

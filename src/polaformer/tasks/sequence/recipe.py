@@ -92,6 +92,11 @@ class SequenceRecipe(Recipe):
         """Rows of the embedding table: one more than published for images whose black pixels are kept."""
         return max(self.spec.vocabulary, 256 + self.shift) if self.spec.side else self.spec.vocabulary
 
+    @property
+    def example_inputs(self) -> str:
+        """As many inputs of `polaformer predict` as a sample has documents."""
+        return " ".join(["INPUT"] * self.spec.num_documents)
+
     def problems(self) -> list[str]:
         """All problems with the values, one line each; needs neither the data nor PyTorch."""
         found = super().problems() + attention_option_problems(self.attention_options)

@@ -55,17 +55,19 @@ class SequenceTask(Task):
     def check(
         self, data: str, options: CheckOptions, known: Mapping[str, str] | None, begin: Callable[[int], Advance]
     ) -> Audit:
-        """Reads every sequence of all splits."""
+        """Reads every sequence of all splits. Unlike `reads`, takes array files, as training does: for Image."""
+        from polaformer.data.sources.lra import generated, image
         from polaformer.data.sources.lra.audit import audit
         from polaformer.data.sources.lra.opening import open_sequences, recognise
         from polaformer.errors import DataError
 
-        dataset = recognise(data)
+        dataset = recognise(data) or ("image" if image.holds(Path(data)) else None)
         if dataset is None:
             raise DataError(f"{data} is none of the datasets of the Long Range Arena; give one, released or prepared")
         splits = open_sequences(data, dataset)
         report = audit(splits, known, advance=begin(sum(len(split) for split in splits.values())))
-        return Audit(report.parts, [problem._asdict() for problem in report.problems], report.digests)
+        problems = report.problems + generated.changes(Path(data), splits)
+        return Audit(report.parts, [problem._asdict() for problem in problems], report.digests)
 
     def models(self, pattern: str, attention: Sequence[str]) -> ListedModels:
         """The models of all recipes: five tasks times every mechanism."""

@@ -23,10 +23,13 @@ def audit(
     duplicates = Duplicates("content", next(iter(splits.values())).classes)
     for name, split in splits.items():
         report.parts[name] = _facts(split)
+        report.problems += [SampleProblem(name, skipped, "it is empty and left out") for skipped in split.skipped.values()]
         digests = _digests_of_documents(split)
+        # A sample that is left out keeps its number, so that a manifest still fits the others.
+        numbers = [number for number in range(len(split) + len(split.skipped)) if number not in split.skipped]
         for index, documents in enumerate(split.documents.tolist()):
             of_documents = [digests[document] for document in documents]
-            report.digests[f"{name}/sample {index}"] = _digest(of_documents)
+            report.digests[f"{name}/sample {numbers[index]}"] = _digest(of_documents)
             problem = _empty(split, index) or duplicates.problem(
                 _digest(sorted(of_documents)), name, split.name(index), int(split.labels[index])
             )
@@ -44,7 +47,7 @@ def _facts(split: SequenceSplit) -> dict[str, Any]:
         "samples": len(split),
         **class_sizes(split.labels.tolist(), split.classes),
         "documents": len(np.unique(split.documents)),
-        "empty": int(np.sum(lengths == 0)),
+        "empty": int(np.sum(lengths == 0)) + len(split.skipped),
         "shortest": int(lengths.min()),
         "median": int(np.median(lengths)),
         "longest": int(lengths.max()),

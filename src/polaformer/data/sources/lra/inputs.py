@@ -9,10 +9,11 @@ import numpy as np
 from polaformer.data.images import read_image
 from polaformer.data.sources.lra import image, listops
 from polaformer.data.sources.lra.datasets import SIDE
-from polaformer.errors import DataError
+from polaformer.errors import DataError, printable
 from polaformer.regular_files import read_regular, reason
 
 MAX_BYTES = 2**24  # of a document in a file
+MAX_SHOWN = 60  # characters of a document in messages
 
 
 def read_input(dataset: str, given: str) -> np.ndarray:
@@ -23,17 +24,23 @@ def read_input(dataset: str, given: str) -> np.ndarray:
     return READERS[dataset](given)
 
 
+def shortened(given: str) -> str:
+    """A document, or the path of its file, in one short line."""
+    return printable(given if len(given) <= MAX_SHOWN else f"{given[: MAX_SHOWN - 1]}…")
+
+
 def _text(given: str) -> np.ndarray:
     """The bytes of a file of that name if there is one, otherwise those of the string itself."""
     return np.frombuffer(_content(given), dtype=np.uint8)
 
 
 def _expression(given: str) -> np.ndarray:
+    where = f"{given}: the expression" if os.path.exists(given) else f"the expression {shortened(given)!r}"
     try:
-        return listops.parse(_content(given).decode())
+        return listops.parse(_content(given).decode(), where)
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{given} is not text (at byte {error.start}); give a ListOps expression, or a file with one"
+            f"{shortened(given)} is not text (at byte {error.start}); give a ListOps expression, or a file with one"
         ) from error
 
 

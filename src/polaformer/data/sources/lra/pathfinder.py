@@ -32,7 +32,7 @@ class Index(NamedTuple):
     level: Path
     files: list[str]  # relative to the level
     labels: list[int]
-    empty: list[str]  # files without a single byte, which are left out; the release has one
+    is_empty: list[bool]  # whether the file has no bytes, as one of the release has; it is skipped
 
 
 def level_name(contour_length: int) -> str:
@@ -60,17 +60,21 @@ def load(
 ) -> dict[str, SequenceSplit]:
     """The splits: a random 80 %, 10 % and 10 % of the images; raises DataError. Progress is in images.
 
-    path: a level, or a directory with levels: of several, the hard one. The release has no splits; `seed` chooses them.
+    path: a level, or a directory with levels: of several, the hard one. The release has no splits; `seed` chooses them among
+    all listed images, so that an empty file, which is skipped, moves no other image to another split.
     """
     index = read_index(path)
-    pixels = np.empty((len(index.files), SIDE * SIDE), dtype=np.uint8)
+    pixels = np.zeros((len(index.files), SIDE * SIDE), dtype=np.uint8)
     for number, file in enumerate(index.files):
-        pixels[number] = _read(index.level / file)
+        if not index.is_empty[number]:
+            pixels[number] = _read(index.level / file)
         if number % 1000 == 999:
             advance(number + 1, len(index.files))
-    labels = np.array(index.labels, dtype=np.int64)
-    chosen = split_indices(len(labels), seed)
-    return {name: _sequences(index, pixels, labels, which) for name, which in chosen.items()}
+    splits = {name: _sequences(index, pixels, which) for name, which in split_indices(len(index.files), seed).items()}
+    without = [name for name, split in splits.items() if not len(split)]
+    if without:
+        raise DataError(f"{index.level} lists {len(index.files)} images, with none for {', '.join(without)}; give at least 10")
+    return splits
 
 
 def read_index(path: Path) -> Index:
@@ -78,8 +82,9 @@ def read_index(path: Path) -> Index:
     index = Index(_find_level(path), [], [], [])
     for file in _metadata_files(index.level):
         _read_metadata(file, index)
-    if not index.files:
-        raise DataError(f"{index.level / METADATA} lists no images; fetch it again, or run `polaformer data pathfinder`")
+    if all(index.is_empty):
+        where = index.level / METADATA
+        raise DataError(f"{where} lists no images with content; fetch it again, or run `polaformer data pathfinder`")
     return index
 
 
@@ -93,15 +98,16 @@ def split_indices(number: int, seed: int) -> dict[str, np.ndarray]:
 
 
 def statistics(split: SequenceSplit) -> dict[str, Any]:
-    """The common statistics, plus the percentage of visible (non-black) pixels, their quantiles, and the mean intensity."""
+    """The common statistics, plus skipped images, the percentage of visible pixels, their quantiles, and the mean intensity."""
     if not len(split):
-        return split.statistics()
+        return split.statistics() | {"skipped": len(split.skipped)}
     pixels = np.stack([split.read(index) for index in range(len(split))])
     shares = 100 * (pixels > 0).mean(1)
     visible = pixels[pixels > 0]
-    low, median, high, bright = (float(one) for one in np.quantile(visible, (0.25, 0.5, 0.75, 0.9)))
+    low, median, high, bright = (round(float(one), 1) for one in np.quantile(visible, (0.25, 0.5, 0.75, 0.9)))
     return {
         **split.statistics(),
+        "skipped": len(split.skipped),
         "visible_percent": {
             "mean": round(float(shares.mean()), 2),
             "sd": round(float(shares.std(ddof=min(1, len(split) - 1))), 2),
@@ -113,11 +119,15 @@ def statistics(split: SequenceSplit) -> dict[str, Any]:
     }
 
 
-def _sequences(index: Index, pixels: np.ndarray, labels: np.ndarray, which: np.ndarray) -> SequenceSplit:
-    offsets = np.arange(len(which) + 1, dtype=np.int64) * (SIDE * SIDE)
-    own = np.arange(len(which), dtype=np.int64)[:, None]
-    names = [f"{index.level / index.files[one]}" for one in which]
-    return SequenceSplit(CLASSES, pixels[which].reshape(-1), offsets, own, labels[which], str(index.level), names)
+def _sequences(index: Index, pixels: np.ndarray, which: np.ndarray) -> SequenceSplit:
+    """The images at `which`, without the empty ones."""
+    labels, is_empty = np.array(index.labels, dtype=np.int64), np.array(index.is_empty)
+    kept, names = which[~is_empty[which]], {one: f"{index.level / index.files[one]}" for one in which}
+    offsets = np.arange(len(kept) + 1, dtype=np.int64) * (SIDE * SIDE)
+    own = np.arange(len(kept), dtype=np.int64)[:, None]
+    skipped = {number: names[one] for number, one in enumerate(which) if is_empty[one]}
+    chosen = [names[one] for one in kept]
+    return SequenceSplit(CLASSES, pixels[kept].reshape(-1), offsets, own, labels[kept], str(index.level), chosen, skipped)
 
 
 def _read(file: Path) -> np.ndarray:
@@ -188,9 +198,8 @@ def _add(file: str, label: int, where: str, index: Index) -> None:
     try:
         size = os.stat(index.level / file).st_size
     except OSError as error:
-        raise DataError(f"{where}: {file} cannot be read: {reason(error)}; fetch it again, or remove the line") from error
-    if size:
-        index.files.append(file)
-        index.labels.append(label)
-    else:
-        index.empty.append(file)
+        # Without the line there would be other splits; an empty file keeps the place of its image.
+        raise DataError(f"{where}: {file} cannot be read: {reason(error)}; fetch it again, or write an empty file") from error
+    index.files.append(file)
+    index.labels.append(label)
+    index.is_empty.append(not size)

@@ -6,8 +6,8 @@ A symbol is a number from 0 to 255: a byte of text, a grey level, or the number 
 """
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ class SequenceSplit:
     labels: np.ndarray  # (S,) int64
     origin: str  # the file or folder in messages
     names: Sequence[str] | None = None  # one per sample; None: the origin and the number of the sample
+    # Names of listed samples that have no content, by the numbers that they would have in the split as it was read.
+    skipped: Mapping[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.labels)
