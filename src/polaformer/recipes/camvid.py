@@ -24,7 +24,7 @@ FROM_SCRATCH: dict[str, Any] = NANO | {
 
 SEMANTIC_FPN_TINY = SegmentationRecipe(
     name="camvid/semantic-fpn-pola-pvt-tiny",
-    expected="docs/results.md has runs of both twins (a constant answer: 2.4 % mIoU on test)",
+    expected="31.9 % mIoU on test in 37 minutes of a core; its softmax twin 28.5 %, a constant answer 2.4 % (docs/results.md)",
     **FROM_SCRATCH,
     **IMAGES,
     model="pola_pvt_tiny",
