@@ -76,7 +76,8 @@ class TrainingView:
             return f"loss {self.loss:.3f}"
         left = seconds / done * (self.total - self.step)
         rate = done * self.batch_size / seconds
-        return f"{rate:,.0f} {self.terms.sample_noun}/s, loss {self.loss:.3f}{self.score}, {duration(left)} left, elapsed"
+        speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
+        return f"{speed} {self.terms.sample_noun}/s, loss {self.loss:.3f}{self.score}, {duration(left)} left, elapsed"
 
     def _evaluated(self, record: dict[str, Any]) -> None:
         metric = self.terms.metric
