@@ -52,7 +52,7 @@ def build_recipe(row: CocoRow) -> DetectionRecipe:
 # For minutes on a CPU.
 RETINANET = DetectionRecipe(
     name="coco/retinanet-pola-pvt-nano",
-    expected="not run as configured; with other options it overfits ten images (docs/results.md)",
+    expected="0.06 % box AP after 10 minutes of a core on 343 images: far too few; it overfits ten images (docs/results.md)",
     **NANO,
     **nano.RETINANET,
     epochs=8,
@@ -66,6 +66,11 @@ RETINANET = DetectionRecipe(
     eval_every=2,
 )
 
-MASK_RCNN = replace(RETINANET, name="coco/mask-rcnn-pola-pvt-nano", **nano.MASK_RCNN)
+MASK_RCNN = replace(
+    RETINANET,
+    name="coco/mask-rcnn-pola-pvt-nano",
+    expected="not run as configured; with other options it overfits ten images (docs/results.md)",
+    **nano.MASK_RCNN,
+)
 
 RECIPES = (*(build_recipe(row) for row in ROWS), MASK_RCNN, RETINANET)
